@@ -11,15 +11,15 @@
 //	   internal/broker, internal/callout           the embedded broker; admission of the keys of sessions
 //	   internal/monitor                            health, metrics and demand over HTTP
 //	8  router, internal/bridge                     the member that services embed; a program on pipes
-//	7  internal/member                             what a router and an agent have in common
+//	7  internal/member                             the common part of a router and an agent
 //	6  host, internal/task, internal/deploy        makes a process a node; durable tasks; makes installs be served
 //	   internal/inventory                          nodes, indexes and sessions, as lists show them
 //	5  client, internal/awaiting                   calls, streams, cancels; which calls wait for a node
 //	4  registry, internal/connect                  which node serves what; finding a mesh and connecting to it
 //	   internal/chunks, internal/payloads          streams stored and replayed; payloads stored, served and fetched
-//	3  internal/store                              what the mesh keeps in JetStream: keys, objects, reads
+//	3  internal/store                              the mesh's data in JetStream: keys, objects, reads
 //	2  executor, internal/index, internal/bus      Python workers; sources and bundles; one NATS connection
-//	1  tool, codec, internal/cache, internal/deep  what a tool is; what a message is; results that are kept; deep folders and TOML
+//	1  tool, codec, internal/cache, internal/deep  tools; messages; cached results; deep folders and TOML
 //	   internal/access, internal/transcript        keys and their rights; conversations on the wire that tests replay
 //	0  toolmesh, subjects, python, examples        words, names, the worker's files
 //	   internal/fair                              room and work that sessions share
@@ -44,8 +44,8 @@
 //	         to the reply subject
 //
 // A stream takes the same way in. Each item is stored in MESH_CHUNKS and
-// delivered live by the broker's republish; the caller puts what arrives in the
-// order of Mesh-Seq and asks mesh.replay for what is missing.
+// delivered live by the broker's republish; the caller orders the items
+// by Mesh-Seq and asks mesh.replay for missing ones.
 //
 // What may be promised of a call is in [Error]: its code says where to act,
 // and Started whether it may be sent again.

@@ -37,7 +37,7 @@ const (
 	CodeInvalidArguments Code = "invalid_arguments"
 	// CodeInstallFailed: an index could not be installed.
 	CodeInstallFailed Code = "install_failed"
-	// CodeBusy: every slot of the node is taken, or what else details say. Never started.
+	// CodeBusy: every slot of the node is taken, or another limit in the details. Never started.
 	CodeBusy Code = "busy"
 	// CodeCancelled: the caller gave up, or the call's session has ended.
 	CodeCancelled Code = "cancelled"
@@ -47,13 +47,13 @@ const (
 	CodeResultNotSerializable Code = "result_not_serializable"
 	// CodeInternal: a fault of the mesh itself.
 	CodeInternal Code = "internal"
-	// CodeProtocolError: a peer broke the protocol or requires what we do not know.
+	// CodeProtocolError: a peer broke the protocol or requires an unknown feature.
 	CodeProtocolError Code = "protocol_error"
 	// CodeWorkerCrashed: the process that ran the tool died.
 	CodeWorkerCrashed Code = "worker_crashed"
 	// CodeNodeLost: the node that ran the call is gone.
 	CodeNodeLost Code = "node_lost"
-	// CodeUnavailable: nobody can serve it now; trying again later may help.
+	// CodeUnavailable: no node can serve it now; trying again later may help.
 	CodeUnavailable Code = "unavailable"
 	// CodeDeadlineExceeded: the call's time is up.
 	CodeDeadlineExceeded Code = "deadline_exceeded"
@@ -110,7 +110,7 @@ const (
 // StartedNo permits sending a call again that is not idempotent.
 type Started int8
 
-// What is known of a failed call's start. In JSON: absent, false, true.
+// Whether a failed call has started. In JSON: absent, false, true.
 const (
 	StartedUnknown Started = iota
 	StartedNo
@@ -165,9 +165,8 @@ type Error struct {
 	cause error
 }
 
-// Errorf makes an Error of the given code. A %w operand becomes its cause. What
-// is busy or unavailable is retryable; everything else is not unless
-// [Error.WithRetryable] says so.
+// Errorf makes an Error of the given code. A %w operand becomes its cause. Busy and unavailable are
+// retryable, other codes only after [Error.WithRetryable].
 func Errorf(code Code, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
 	return &Error{
@@ -207,8 +206,8 @@ func (e *Error) WithDetail(key string, value any) *Error {
 	return &c
 }
 
-// LimitSlots is what a busy error's details say as their limit when a node has no room for
-// the call: unlike other reasons to be busy, this one passes by itself.
+// LimitSlots is the limit in a busy error's details if a node has no room for the call: unlike
+// other reasons to be busy, this one passes by itself.
 const LimitSlots = "slots"
 
 // RetryAfter is how long the one that refused a call says to wait before it is sent

@@ -2,8 +2,8 @@ package toolmesh
 
 import "slices"
 
-// Isolation says which process runs a call. Empty: warm, or in a request what the
-// tool declares.
+// Isolation selects the process that runs a call. Empty: warm, or in a request the tool's
+// declaration.
 type Isolation string
 
 // The isolations, from the cheapest to the most separate.

@@ -2,12 +2,12 @@ package toolmesh
 
 import "time"
 
-// MaxTime is the longest time that a caller, a tool or a setting can ask for: what is
-// longer means this. So nothing that is added to such a time overflows.
+// MaxTime is the longest time that a caller, a tool or a setting can ask for; longer ones are cut
+// to it, so that sums of times do not overflow.
 const MaxTime = 100 * 365 * 24 * time.Hour
 
-// Millis is the time of a number of milliseconds that somebody else has written: from
-// -[MaxTime] to [MaxTime].
+// Millis converts a number of milliseconds from an untrusted source, cut to -[MaxTime] to
+// [MaxTime].
 func Millis(n int64) time.Duration {
 	return time.Duration(min(max(n, -MaxTime.Milliseconds()), MaxTime.Milliseconds())) * time.Millisecond
 }

@@ -85,7 +85,7 @@ func (a *Agent) admin(m *nats.Msg) {
 	}()
 }
 
-// serveAdmin does what a request asks for, and returns the last line of its answer.
+// serveAdmin runs the requested operation and returns the last line of the answer.
 func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, m *nats.Msg, r *adminReply) (last any, err error) {
 	if directed := s.Verb == verbDrain || s.Verb == verbLabel; directed && s.Kind != subjects.KindNodeAdmin {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s is asked of one node", s.Verb)
@@ -152,8 +152,8 @@ func (a *Agent) listed(ctx context.Context, session subjects.SessionID, tools []
 	}
 }
 
-// adminReply answers one administrative request: lines, then an empty message.
-// Every message names the node, whose heartbeat says whether more will come.
+// adminReply answers one administrative request: lines, then an empty message. Every message names
+// the node; its heartbeats tell the caller whether more will come.
 type adminReply struct {
 	a    *Agent
 	to   string

@@ -117,8 +117,8 @@ func TestAdministrativeAnswersAreAlive(t *testing.T) {
 	}
 }
 
-// The answer of an agent whose connection is cut before its second keepalive is lost, while its
-// heartbeats go on afterwards. Its caller is told, and does not wait for ever.
+// The connection of an agent is cut before its second keepalive, and its heartbeats continue
+// afterwards: the caller gets an error and does not wait for ever.
 func TestAnAdministrativeAnswerIsLost(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

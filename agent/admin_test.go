@@ -10,8 +10,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// What is wrong with an administrative request is its caller's to mend, and said
-// before anything begins: one message, and the empty one that ends every answer.
+// An invalid administrative request is refused before anything begins: one message with the error,
+// then the empty one that ends every answer.
 func TestAdministrativeRequestsThatAreRefused(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

@@ -38,12 +38,12 @@ type Options struct {
 	// Sandbox is the level of tools that demand none, as far as the machine gives
 	// it: none, guard, strict or offline. Defaults to guard.
 	Sandbox string
-	// Limits are those of calls of tools that declare none, MaxLimits the most that tools
-	// are granted; see [executor.Options], which also says what they default to.
+	// Limits apply to calls of tools that declare none; MaxLimits is the max that tools are
+	// granted. Defaults: see [executor.Options].
 	Limits, MaxLimits tool.Limits
-	// WorkerUser is who tools run as in all levels but none: a user's name or number,
-	// "root" for root. Only an agent that runs as root can have another than its own.
-	// Defaults to a user for each index where the agent runs as root.
+	// WorkerUser is the user, by name or number, that tools run as at all levels except none;
+	// "root" for root. Only an agent that runs as root can set another user than its own. Defaults
+	// to one user for each index if the agent runs as root.
 	WorkerUser string
 	// MaxTimeout bounds calls of tools that declare no timeout. Defaults to
 	// host.DefaultMaxTimeout.
@@ -54,12 +54,12 @@ type Options struct {
 	// those that were created).
 	SessionPolicy     string
 	host.StoreOptions // how the mesh's streams are made
-	// AuditArguments has the events of calls tell the arguments, without what indexes
-	// declare as secret.
+	// AuditArguments adds the arguments to the events of calls, except those that indexes declare
+	// as secret.
 	AuditArguments bool
 	// PayloadMax bounds one payload; see [host.Options].
 	PayloadMax int64
-	// StreamQuota bounds what a session stores; see [host.Options].
+	// StreamQuota bounds the stored streams of a session; see [host.Options].
 	StreamQuota int64
 	// CacheBytes and CacheEntries bound the results that are kept; see [host.Options].
 	CacheBytes   int64
@@ -85,11 +85,12 @@ type Options struct {
 	ToolEnv []string
 	// Last says that the mesh ends with this agent; see [host.Options].
 	Last bool
-	// Logger takes what happens; nil discards it.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
 
-// check returns the fault of options, nil without one. [Agent.Start] checks what depends on the machine.
+// check returns the first invalid option, or nil. [Agent.Start] checks those that depend on the
+// machine.
 func (o *Options) check() error {
 	if _, err := tool.ParseSandbox(o.Sandbox); err != nil {
 		return fmt.Errorf("Sandbox: %w", err)
@@ -141,7 +142,7 @@ type Agent struct {
 	subs     []*nats.Subscription
 	watch    sync.WaitGroup
 	drained  bool
-	lost     error // why it is done, if that was nobody's order
+	lost     error // set before done is closed, unless the agent was closed on request
 	stopping bool
 }
 
@@ -190,9 +191,8 @@ func (a *Agent) Err() error {
 	return a.lost
 }
 
-// Start makes this process a node, and begins to serve what is installed. The
-// errors are those of [host.Host.Start], and unavailable where the machine
-// cannot run workers.
+// Start makes this process a node and begins to serve the installed indexes. The errors are those
+// of [host.Host.Start], and unavailable if the machine cannot run workers.
 func (a *Agent) Start(ctx context.Context) (err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -309,7 +309,7 @@ func (a *Agent) release(ctx context.Context) error {
 		errs = append(errs, a.deploy.Stop(ctx))
 		a.deploy = nil
 	}
-	a.member.CloseView() // what it answered for is gone; closing the executor takes time
+	a.member.CloseView() // its node was removed; closing the executor takes time
 	if a.executor != nil {
 		errs = append(errs, a.executor.Close())
 		a.executor = nil

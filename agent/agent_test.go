@@ -246,7 +246,7 @@ func TestInstallCallStream(t *testing.T) {
 	if n != 1000 {
 		t.Errorf("stream had %d items", n)
 	}
-	// A second agent serves what is installed, without git.
+	// A second agent serves the installed index without git.
 	two := start(t, s, "two")
 	if err := two.Ready(t.Context()); err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ import (
 // builder builds and serves indexes for [deploy.Manager].
 type builder struct{ a *Agent }
 
-// openInstances is what the agent has imported.
+// openInstances are the instances that the agent has imported and not closed.
 type openInstances struct {
 	sync.Mutex
 	open map[*instance]struct{}
@@ -184,8 +184,8 @@ func (w *builder) unwritable(b deploy.Build) (warnings []string) {
 	return warnings
 }
 
-// withEnv splits the declared tools into those that can be and whose required
-// variables are there, and the others with what is wrong or missing.
+// withEnv splits the declared tools into those with all their required variables, and the others
+// with the reason.
 func withEnv(b deploy.Build) (usable []string, missing []deploy.Unavailable) {
 	for _, name := range b.Manifest.Tools {
 		reason := b.Manifest.Refused(name)

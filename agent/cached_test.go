@@ -18,7 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// keptTools is an index of one call at a time, whose tools say when they ran.
+// keptTools is an index with one slot; its tools return the time of their execution.
 func keptTools(revision int) map[string]string {
 	return map[string]string{
 		"tools.toml": `[index]
@@ -74,8 +74,8 @@ def listed(n: int):
 	}
 }
 
-// Python tools keep their results: no worker is needed for what is kept, and what is
-// installed in their place begins with nothing.
+// Results of Python tools are cached: a cached result needs no worker, and a new revision begins
+// with an empty cache.
 func TestPythonToolsKeepResults(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -103,7 +103,7 @@ func TestPythonToolsKeepResults(t *testing.T) {
 	}
 	oslo := map[string]any{"city": "Oslo", "days": 2}
 
-	// What yields cannot keep: it is not served, and the reason is in the answer.
+	// A generator cannot be cached: it is not served, and the answer has the reason.
 	if text := fmt.Sprint(last["unavailable"]); !strings.Contains(text, "idx.t.items") || !strings.Contains(text, "cache_ttl") || strings.Contains(text, "listed") {
 		t.Errorf("unavailable are %s", text)
 	}
@@ -137,7 +137,7 @@ func TestPythonToolsKeepResults(t *testing.T) {
 		t.Errorf("another session has %s of what is common", got)
 	}
 
-	// The index's one place is taken: what is kept is answered.
+	// The only slot of the index is taken: a cached result is returned all the same.
 	folder := t.TempDir()
 	var running sync.WaitGroup
 	running.Go(func() {

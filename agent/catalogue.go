@@ -9,8 +9,8 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// unserved is what callers see of tools that are not served: what is known of them, and of
-// a command its declaration.
+// unserved returns the records of tools that are not served: their known descriptor, for a command
+// its declaration.
 func unserved(b deploy.Build, all []deploy.Unavailable, known map[subjects.ToolID]*tool.Descriptor) []host.Unavailable {
 	var made []host.Unavailable
 	for _, u := range all {
@@ -25,7 +25,7 @@ func unserved(b deploy.Build, all []deploy.Unavailable, known map[subjects.ToolI
 
 func refOf(b deploy.Build) tool.IndexRef { return tool.IndexRef{Name: b.Name, Revision: b.Revision} }
 
-// codeOf is what the executor says of a function.
+// codeOf converts the executor's description of a function.
 func codeOf(t executor.Function) index.Introspected {
 	return index.Introspected{
 		Description: t.Description, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema,
@@ -33,7 +33,7 @@ func codeOf(t executor.Function) index.Introspected {
 	}
 }
 
-// sourceOf is what the source says of a function that was not imported.
+// sourceOf converts the description of a function that could not be imported, read from its source.
 func sourceOf(u executor.NotServed) index.Introspected {
 	return index.Introspected{
 		Description: u.Documentation, InputSchema: []byte(`{"type":"object"}`), Source: tool.SourceStatic,

@@ -16,7 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// about is what describe says of a tool.
+// about is the answer of describe for a tool.
 type about struct {
 	Source      string
 	Description string
@@ -82,8 +82,8 @@ command = ["no-such-program-of-ours", "{text}"]
 	"broken.py": "def f(:\n",
 }
 
-// A tool whose module cannot be imported is described from its source, marked
-// as such, and by its import as soon as there is one.
+// A tool of a module that cannot be imported is described from its source, marked as such, and from
+// its import as soon as that succeeds.
 func TestToolsThatCannotBeImportedAreDescribedFromSource(t *testing.T) {
 	t.Parallel()
 	nc, c := mesh(t)
@@ -131,7 +131,7 @@ func TestToolsThatCannotBeImportedAreDescribedFromSource(t *testing.T) {
 		t.Errorf("what tools.toml says of a tool is lost: %v", a.Annotations)
 	}
 
-	// Of what the source does not show, nothing is known but why.
+	// Of a tool that its source does not show, only the reason is known.
 	for id, reason := range map[string]string{"static.keyed.ask": "--env ASK_KEY", "static.gone.f": "No module named", "static.broken.f": "SyntaxError", "static.works.none": "has no none"} {
 		if l := listed(t, c, id); l.State != "unavailable" || !strings.Contains(l.Reason, reason) || l.Description != "" {
 			t.Errorf("%s is listed as %+v", id, l)
@@ -141,7 +141,7 @@ func TestToolsThatCannotBeImportedAreDescribedFromSource(t *testing.T) {
 		}
 	}
 
-	// With what it lacked, the import's description takes the place of the source's.
+	// With the missing variables set, the description of the import replaces that of the source.
 	install(t, nc, map[string]any{"source": source, "env": map[string]string{"ASK_KEY": "k"}})
 	a := describe(t, c, "static.keyed.ask")
 	if a.Source != "import" || len(a.Nodes) != 1 || !strings.Contains(string(a.InputSchema), `"enum":["kind","harsh"]`) || a.Description != "Ask somebody." {

@@ -10,16 +10,15 @@ import (
 	"github.com/toolmesh/toolmesh/registry"
 )
 
-// Stuck is why the agent does not get on, whatever the broker does; nil while it does.
-// See [host.Host.Stuck]. It may be called at any time.
+// Stuck returns why the agent makes no progress even with a healthy broker; nil while it does. See
+// [host.Host.Stuck]. It may be called at any time.
 func (a *Agent) Stuck() error {
 	return a.member.Stuck()
 }
 
-// Condition is why the agent is not to be counted on: what [host.Host.Unready] says, or
-// that the indexes which were installed when it started have yet to be built. An index
-// whose build failed, and one that is installed later, leaves the agent ready, for it
-// serves the others: note says so, for people. It may be called at any time.
+// Condition returns why the agent is not ready: the error of [host.Host.Unready], or that indexes
+// which were installed at its start are not built yet. A failed build and an index installed later
+// leave the agent ready, since it serves the others: note names them. It may be called at any time.
 func (a *Agent) Condition() (note string, err error) {
 	d := a.running.Load()
 	if d == nil {
@@ -48,8 +47,7 @@ func (a *Agent) Figures() *host.Figures {
 	return a.member.Figures()
 }
 
-// Seen is what the agent knows of the mesh; nil before it has started and once it has
-// drained.
+// Seen returns the agent's view of the mesh; nil before its start and after its drain.
 func (a *Agent) Seen() *registry.View {
 	return a.member.Seen()
 }

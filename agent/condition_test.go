@@ -9,8 +9,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// An agent is ready once what was installed when it started has been built: a slow build
-// keeps it back, one that fails does not and is named, nor does what is installed later.
+// An agent is ready once the indexes that were installed at its start are built: a slow build
+// delays it; a failed build is named and does not, nor does a later install.
 func TestConditionFollowsEnvironments(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// What the executor knows by module.function may have another name on the mesh,
-// or several, or none: a command. This file is the difference.
+// A function that the executor knows as module.function may have another name on the mesh, several,
+// or none; a command has no function. This file maps the names.
 
 // functionsOf lists the functions behind tools, each once.
 func functionsOf(m *index.Manifest, names []string) []string {
@@ -37,8 +37,8 @@ func (i *instance) namesOf(function string) []string {
 	})
 }
 
-// missing says what to do about a failed import whose reason names a declared
-// variable that has no value.
+// missing returns the reason of a failed import and, if it names a declared variable without a
+// value, how to set it.
 func (i *instance) missing(reason string) string {
 	words := strings.FieldsFunc(reason, func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) })
 	for _, v := range i.build.Manifest.Env {
@@ -96,7 +96,7 @@ func (i *instance) openCommands(spec executor.Spec, usable []string) error {
 	return nil
 }
 
-// introspected is what a command's declaration says of it.
+// introspected converts the declaration of a command.
 func introspected(c *index.Command) index.Introspected {
 	return index.Introspected{
 		InputSchema: c.Input, OutputSchema: c.Output, Positional: c.Parameters, Streaming: c.Streaming, Source: tool.SourceStatic,

@@ -173,7 +173,7 @@ func TestScriptIndex(t *testing.T) {
 	}
 }
 
-// TestScriptDependencies installs a script whose block names a package.
+// TestScriptDependencies installs a script with a dependency in its block.
 func TestScriptDependencies(t *testing.T) {
 	t.Parallel()
 	uv := needsPackages(t)

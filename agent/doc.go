@@ -16,7 +16,7 @@
 // # Parts
 //
 //	builder.go      an installed index becomes an instance: environment, descriptors, commands
-//	instance.go     what runs one revision of an index, as a host's handlers
+//	instance.go     one revision of an index, as handlers of a host
 //	published.go    which instance is served where, with the notices of its tools
 //	admin.go        the administrative requests, each answered in lines with progress
 //	sessions.go     workers that are bound to sessions end with these
@@ -31,5 +31,5 @@
 // the reason. Times are durations, sizes bytes. All methods may be called concurrently. It never
 // reads the environment: Options.Environ is the only one that tools and installers see.
 //
-// Read on: docs/indexes.md for what is installed, docs/security.md for what confines tools.
+// Read on: docs/indexes.md for installs, docs/security.md for the confinement of tools.
 package agent

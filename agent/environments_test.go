@@ -22,8 +22,8 @@ func environments(t *testing.T, dir string) []string {
 	return found
 }
 
-// An environment goes when the last index that uses it has ended, and what an
-// earlier process left goes at the start; one in use stays for ever.
+// An environment is removed after the last index that uses it, and one that an earlier process left
+// at the next start; one in use stays.
 func TestEnvironmentsThatNoIndexUsesGo(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

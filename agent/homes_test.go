@@ -57,7 +57,7 @@ isolation = "warm"
 isolation = "warm"
 `
 
-// keepers are agents that all serve an index whose tools keep things in their globals.
+// keepers are agents that serve the same index; its tools keep state in globals.
 type keepers struct {
 	s      *meshtest.Server
 	nc     *nats.Conn
@@ -241,7 +241,7 @@ func TestASessionsWorkerIsOnOneNode(t *testing.T) {
 	}
 }
 
-// What a session's worker knew is gone with its node, and one call is told so.
+// The state of a session's worker is lost with its node, and one call gets an error that says so.
 func TestTheNodeOfASessionsWorkerLeaves(t *testing.T) {
 	t.Parallel()
 	for name, leave := range map[string]func(t *testing.T, k *keepers, home, other subjects.NodeID){
@@ -274,7 +274,7 @@ func TestTheNodeOfASessionsWorkerLeaves(t *testing.T) {
 	}
 }
 
-// A worker that was another node's meanwhile is no session's again: what it knows is old.
+// A worker is not used again for a session that had another node in between: its state is old.
 func TestASessionsWorkerComesBack(t *testing.T) {
 	t.Parallel()
 	k := openKeepers(t, "one", "two")

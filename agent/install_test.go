@@ -23,7 +23,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// recordOf returns what MESH_INDEXES holds of an index; "" for nothing.
+// recordOf returns the value of an index in MESH_INDEXES, or "".
 func recordOf(t *testing.T, nc *nats.Conn, key string) string {
 	t.Helper()
 	js, err := jetstream.New(nc)
@@ -108,7 +108,7 @@ func TestUninstallEndsTheProcessAboveAll(t *testing.T) {
 	})
 }
 
-// halfDone lists what an install that failed must not leave in an agent's folder.
+// halfDone lists the files of a failed install that are left in an agent's folder.
 func halfDone(t *testing.T, dir string) []string {
 	t.Helper()
 	var left []string
@@ -128,7 +128,7 @@ type badInput struct {
 	files map[string]string // of a repository; nil: body has a source
 	body  map[string]any
 	code  toolmesh.Code // install_failed unless set
-	says  []string      // what happened, and what to do
+	says  []string      // the reason, and how to mend it
 }
 
 const working = "[index]\ntools = [\"t.tool\"]\n"
@@ -209,7 +209,7 @@ func TestBadInputLeavesNothing(t *testing.T) {
 	good := repository(t, "good", map[string]string{"tools.toml": working, "t.py": "def tool(): pass\n"})
 	prepared(t, dir)
 	for _, tc := range badInputs {
-		t.Run(tc.name, func(t *testing.T) { // one after the other: what is left is counted
+		t.Run(tc.name, func(t *testing.T) { // not parallel: files that are left are counted
 			refused(t, nc, dir, tc)
 		})
 	}
@@ -224,7 +224,7 @@ func TestBadInputLeavesNothing(t *testing.T) {
 	})
 }
 
-// prepared waits for what an agent prepares at its start, in processes of its own.
+// prepared waits for the processes that prepare an agent at its start.
 func prepared(t *testing.T, dir string) {
 	t.Helper()
 	meshtest.Until(t, "what an agent prepares at its start is there", func() bool {
@@ -233,7 +233,7 @@ func prepared(t *testing.T, dir string) {
 	})
 }
 
-// refused installs what is bad and looks for what is left.
+// refused installs an invalid index and checks that nothing is left of it.
 func refused(t *testing.T, nc *nats.Conn, dir string, tc badInput) {
 	t.Helper()
 	body := map[string]any{"name": tc.name}
@@ -324,7 +324,7 @@ tools = ["prints.f"]
 	if _, err := c.Call(t.Context(), "mixed.good.ok", map[string]any{"a": "x", "b": 1}); toolmesh.CodeOf(err) != toolmesh.CodeInvalidArguments {
 		t.Errorf("wrong arguments: %v", err)
 	}
-	// An open schema takes anything for what cannot be described.
+	// The schema of a parameter that cannot be described accepts any value.
 	if r, err := c.Call(t.Context(), "mixed.good.odd", map[string]any{"x": map[string]any{"any": []int{1}}}); err != nil {
 		t.Errorf("odd: %v %v", r, err)
 	}

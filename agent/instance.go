@@ -32,16 +32,16 @@ type instance struct {
 	commands    *executor.Commands // nil for an index without commands
 	tools       []host.Tool
 	unavailable []deploy.Unavailable
-	known       map[subjects.ToolID]*tool.Descriptor // of what is unavailable, from its import or else its source
+	known       map[subjects.ToolID]*tool.Descriptor // of unavailable tools, from the import or else the source
 
 	redactor func() func(string) string // of the index's secrets
 
 	noticesMu sync.Mutex
-	notices   map[string]string // of functions: what callers have to expect
+	notices   map[string]string // by function: the reason that callers read
 	noticed   atomic.Bool       // they have changed since they were published
 }
 
-// userOf is who a tool runs as, by number; empty where that cannot be found out.
+// userOf returns the number of the user that a tool runs as; empty if it cannot be found out.
 func (i *instance) userOf(d *tool.Descriptor) string {
 	id, err := i.a.executor.User(accountOf(i.build), d.Annotations.Sandbox)
 	if err != nil {
@@ -50,8 +50,7 @@ func (i *instance) userOf(d *tool.Descriptor) string {
 	return strconv.Itoa(id)
 }
 
-// describe merges what the import found with what the manifest says: a function may
-// be several tools.
+// describe merges the import's descriptors with the manifest: a function may be several tools.
 func (i *instance) describe() {
 	ref := refOf(i.build)
 	know := func(name string, code index.Introspected) {
@@ -166,7 +165,7 @@ func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.S
 	return deliver(ctx, call, sink, result, err)
 }
 
-// progressOf is what a worker says of how far a call is.
+// progressOf converts a worker's report of the progress of a call.
 func progressOf(r *executor.Record) codec.Progress {
 	var at struct {
 		Fraction *float64 `json:"fraction"`
@@ -186,7 +185,7 @@ func deliver(ctx context.Context, call *host.Call, sink host.Sink, result json.R
 	return sink.Send(ctx, result)
 }
 
-// pythonSink takes what a worker gives off.
+// pythonSink receives the output of a worker.
 type pythonSink struct {
 	sink host.Sink
 	log  *slog.Logger
@@ -198,8 +197,7 @@ func (s *pythonSink) Item(ctx context.Context, data json.RawMessage) error {
 	return s.sink.Send(ctx, data)
 }
 
-// Log implements [executor.Output]: what a tool prints and logs are the agent's
-// log lines, under the call's id.
+// Log implements [executor.Output]: it logs the output of a tool under the call's id.
 func (s *pythonSink) Log(r executor.Record) {
 	level := slog.LevelInfo
 	switch r.Stream {

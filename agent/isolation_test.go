@@ -185,7 +185,7 @@ func fifo(t *testing.T) *os.File {
 	return f
 }
 
-// The workers of a session end with it, whatever they hold.
+// The workers of a session end with it, even while they run.
 func TestASessionsWorkersEndWithIt(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -225,8 +225,7 @@ func TestASessionsWorkersEndWithIt(t *testing.T) {
 	}
 }
 
-// What a name's calls left before somebody created a session of that name is not
-// the session's.
+// Workers that served a session name before the session was created do not serve it afterwards.
 func TestACreatedSessionStartsAnew(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

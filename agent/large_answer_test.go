@@ -9,7 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// An answer of an install that no message carries is an error: a plan with parts left out could hide what would run.
+// An answer of an install above the message limit is an error: a truncated plan could hide steps.
 func TestLargeAnswersOfInstallsAreErrors(t *testing.T) {
 	t.Parallel()
 	const count = 2000

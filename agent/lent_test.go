@@ -33,8 +33,8 @@ with open("runs", "a") as f:
     f.write("x")
 `
 
-// A hostile init command changes nothing outside of its index: the agent notes elsewhere
-// that it has run, and what the index is it reads from what it keeps itself.
+// A hostile init command changes nothing outside of its index: the agent records elsewhere that it
+// has run, and reads the index from its own copy.
 func TestAgentFollowsNoLinkThatInitLeft(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -48,7 +48,7 @@ func TestAgentFollowsNoLinkThatInitLeft(t *testing.T) {
 		}
 		change := func(o *agent.Options) {
 			if o.WorkerUser = user; user == "root" {
-				o.Sandbox = "none" // where it may write whatever the agent may
+				o.Sandbox = "none" // so that it may write wherever the agent may
 			}
 		}
 		node := "one" + user
@@ -85,8 +85,7 @@ func TestAgentFollowsNoLinkThatInitLeft(t *testing.T) {
 	}
 }
 
-// An honest init command goes on as it did: what it wrote beside the modules is there
-// after a restart, and it runs once.
+// Files that an honest init command wrote next to the modules survive a restart, and it runs once.
 func TestFilesOfAnHonestInitStay(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -108,7 +107,7 @@ func TestFilesOfAnHonestInitStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	gives(t, c, "honest.t.tool", `{}`, `"x"`)
-	// That it ran counts for what was installed then.
+	// Installed again, the index runs its init command again.
 	if _, failure := admin(t, nc, "uninstall", map[string]any{"name": "honest"}); failure != nil {
 		t.Fatal(failure)
 	}
@@ -120,8 +119,8 @@ func TestFilesOfAnHonestInitStay(t *testing.T) {
 	gives(t, c, "honest.t.tool", `{}`, `"x"`)
 }
 
-// The files of an index are for its own user: no other index's can read them, whatever
-// else keeps it from them, and nobody but the agent what the agent keeps.
+// Only the user of an index can read its files, whatever the sandbox, and only the agent reads the
+// agent's.
 func TestSourcesAreTheirUsers(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {

@@ -207,8 +207,8 @@ func TestAnIndexThatIsPrivateToASession(t *testing.T) {
 	})
 }
 
-// What a created session has for itself is on its list, and no install brings
-// anything into the next session of that name.
+// A created session lists its own indexes, and no install brings one of them into the next session
+// of that name.
 func TestAnIndexOfACreatedSession(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -359,9 +359,8 @@ func exampleRepository(t *testing.T, name string) string {
 	return repository(t, name, files)
 }
 
-// TestAnInstallWhoseCallerIsGone goes on: the answer has nobody to go to, the
-// index is installed.
-func TestAnInstallWhoseCallerIsGone(t *testing.T) {
+// An install whose caller has left goes on: the index is installed.
+func TestInstallContinuesWithoutItsCaller(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	start(t, s, "one")
@@ -377,7 +376,7 @@ func TestAnInstallWhoseCallerIsGone(t *testing.T) {
 	})
 }
 
-// An agent whose node another process has become is done, and says why.
+// An agent that lost its node to another process ends with an error that says so.
 func TestANodeThatIsLostIsAnError(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

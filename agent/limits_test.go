@@ -84,7 +84,7 @@ limits = { output = "10KB" }
 sandbox = "strict"
 `
 
-// outside has tools write where the machine, not the agent, says who may.
+// outside replaces OUTSIDE in a text by a folder that only the sandbox protects.
 func outside(t *testing.T, text string) string {
 	return strings.ReplaceAll(text, "OUTSIDE", t.TempDir())
 }
@@ -94,8 +94,8 @@ func limitedRepository(t *testing.T) string {
 	return repository(t, "lim", map[string]string{"tools.toml": limitedIndex, "t.py": outside(t, limitedTools)})
 }
 
-// What tools.toml limits is limited, each breach is an error of its own that says
-// which limit it was, and the next call is served.
+// Each limit in tools.toml holds: a breach has its own error that names the limit, and the next
+// call is served.
 func TestDeclaredLimitsHold(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -192,7 +192,7 @@ func TestTheSandboxOfTheNode(t *testing.T) {
 	}
 }
 
-// lease is what the one node of the mesh says of itself.
+// lease returns the status of the only node of the mesh.
 func lease(t *testing.T, nc *nats.Conn) registry.NodeStatus {
 	t.Helper()
 	b := testmesh.Bus(t, nc, nil)

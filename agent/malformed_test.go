@@ -238,7 +238,7 @@ func drain(t *testing.T, c *client.Client, id subjects.ToolID, args any) (n int,
 	return n, nil
 }
 
-// TestMalformedRequests sends what no client of ours would.
+// TestMalformedRequests sends requests that no client of ours would send.
 func TestMalformedRequests(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -332,7 +332,7 @@ func TestForeignReplySubject(t *testing.T) {
 		t.Fatal(err)
 	}
 	for {
-		m, err := victim.NextMsg(time.Millisecond) // what comes is here already
+		m, err := victim.NextMsg(time.Millisecond) // an answer has arrived already
 		if errors.Is(err, nats.ErrTimeout) {
 			break
 		}

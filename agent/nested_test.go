@@ -20,7 +20,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// circleTools call each other, their own index and whatever they are told to.
+// circleTools call each other, their own index and any tool that is named to them.
 const circleTools = `
 import asyncio, os, time
 from toolmesh import mesh
@@ -73,7 +73,7 @@ func circleIndex(t *testing.T, name string) string {
 	})
 }
 
-// What a service in Go saw of the calls that it got.
+// seen is a call as a service in Go received it.
 type seen struct {
 	Depth   int    `json:"depth"`
 	Parent  string `json:"parent"`
@@ -81,7 +81,8 @@ type seen struct {
 	Left    int64  `json:"left_ms"`
 }
 
-// serveNested runs a service "svc" in Go, with tools that show what they were told, and call.
+// serveNested runs a service "svc" in Go; its tools return the request they received, and make
+// calls.
 func serveNested(t *testing.T, s *meshtest.Server) {
 	t.Helper()
 	nc := s.Connect(t)
@@ -129,8 +130,8 @@ func serveNested(t *testing.T, s *meshtest.Server) {
 	})
 }
 
-// TestToolsCallTools has two nodes with one slot each and indexes with one place
-// each: whatever calls what, nothing waits for itself.
+// TestToolsCallTools has two nodes and indexes with one slot each: no nested call waits for its own
+// caller.
 func TestToolsCallTools(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -194,7 +195,7 @@ func TestToolsCallTools(t *testing.T) {
 		}},
 	}}), "2")
 
-	// What the called tool is told.
+	// The request of the called tool.
 	var got seen
 	if err := json.Unmarshal([]byte(call(c.In("s1"), "ping.t.via", map[string]any{"tool": "svc.show"},
 		client.WithRPCID("rpc_above"), client.WithTimeout(20*time.Second))), &got); err != nil {

@@ -56,7 +56,7 @@ func TestACallThatWaitedForAWorkerHasNotStarted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// send makes a call, whose answer comes to the returned subscription.
+	// send makes a call and returns the subscription of its answer.
 	send := func(name, file string, pairs ...string) *nats.Subscription {
 		t.Helper()
 		body, err := json.Marshal(map[string]string{"path": filepath.Join(dir, file)})

@@ -82,8 +82,8 @@ func openBelow(t *testing.T) string {
 
 func at(path, name string) string { return fmt.Sprintf(`{"path":%q}`, filepath.Join(path, name)) }
 
-// The tools of an index have the folders that they are given, whoever owns them, and
-// nothing beside them; what they make there is the owner's, and never a way to be the owner.
+// The tools of an index read and write the folders given to it, whichever user owns them, and none
+// next to them. New files belong to the folder's owner and are no way to become that user.
 func TestFoldersOfAnIndex(t *testing.T) {
 	t.Parallel()
 	for name, user := range map[string]string{"users of their own": "", "the agent's user": strconv.Itoa(os.Geteuid())} {
@@ -145,7 +145,7 @@ func TestFoldersOfAnIndex(t *testing.T) {
 	}
 }
 
-// ownFolders tries what holds where tools have a user of their own.
+// ownFolders checks an agent that runs tools under users of their own.
 func ownFolders(t *testing.T, c *client.Client, roots, others, closed string) {
 	t.Helper()
 	fails(t, c, "files.t.write", at(others, "made"), "tool_error", "Read-only file system")
@@ -154,7 +154,8 @@ func ownFolders(t *testing.T, c *client.Client, roots, others, closed string) {
 	gives(t, c, "files.t.write", at(roots, "program"), `null`)
 	fails(t, c, "files.t.set_id", at(roots, "program"), "tool_error", "Operation not permitted")
 	fails(t, c, "files.t.write", fmt.Sprintf(`{"path":%q,"mode":%d}`, roots+"/another", 0o4755), "tool_error", "Operation not permitted")
-	// A folder is made a link to what was not given, as another index could that has the one above.
+	// A folder is replaced by a link to a folder that was not given, as another index could do that
+	// has the one above.
 	err := os.Rename(roots+"/below", roots+"/old")
 	if err == nil {
 		err = os.Symlink(closed, roots+"/below")

@@ -137,7 +137,7 @@ func TestPlacementUnderLoad(t *testing.T) {
 
 	// Where it is not for the node, nothing of it is left there.
 	meshtest.Until(t, "nothing of it is left", func() bool { return len(halfDone(t, plain)) == 0 && len(processesOf(t, plain)) == 0 })
-	// No node has the label any more: nobody serves it.
+	// No node has the label any more: the index is not served.
 	label("gpu", "")
 	served()
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Plan implements [deploy.Builder]. The environment that it makes to see what has to be built
-// is that of the install; without one it goes with those that no index needs.
+// Plan implements [deploy.Builder]. It makes the environment to see its builds; the install uses
+// that environment, and without one it is removed like any that no index needs.
 func (w *builder) Plan(ctx context.Context, b deploy.Build, progress deploy.Progress) (p deploy.Plan, err error) {
 	p.User, p.Sandbox = w.a.executor.RunsAs()
 	p.Root = p.User == executor.UserAgent && os.Geteuid() == 0

@@ -26,7 +26,7 @@ type published struct {
 	by map[key]*instance
 }
 
-// publish makes i what is served in its place.
+// publish serves i in place of the earlier instance.
 func (p *published) publish(ctx context.Context, h *host.Host, i *instance) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,8 +64,8 @@ func (p *published) again(ctx context.Context, h *host.Host, log *slog.Logger) {
 // noticeWait bounds the publication of a notice.
 const noticeWait = 10 * time.Second
 
-// quarantined notes what callers must expect of a function's tools, to be published. The executor
-// calls it, and waits.
+// quarantined sets the notice of a function's tools, to be published. The executor waits for it to
+// return.
 func (i *instance) quarantined(function, reason string) {
 	i.noticesMu.Lock()
 	if reason == "" {
@@ -78,8 +78,7 @@ func (i *instance) quarantined(function, reason string) {
 	wake.Up(i.a.noticed)
 }
 
-// publishNotices publishes instances whose notices have changed, until the agent
-// ends.
+// publishNotices publishes instances with changed notices until the agent ends.
 func (a *Agent) publishNotices() {
 	for {
 		select {

@@ -21,10 +21,9 @@ import (
 // refuses namespaces.
 const refusing = "TOOLMESH_TEST_REFUSING"
 
-// On a machine that refuses what strict needs, a tool that demands strict is not
-// served and says why; the others are; and the lease of a node that asked for
-// strict says what it has instead. The refusal is real: the test runs itself in a
-// user namespace in which no IPC namespace may be made.
+// On a machine that cannot confine as strict demands, a tool that demands strict is not served and
+// has the reason, the others are, and the lease names the level in force. The refusal is real: the
+// test runs itself in a user namespace that allows no IPC namespace.
 func TestAToolThatDemandsMoreThanTheMachineGives(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(refusing) == "" {

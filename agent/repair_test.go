@@ -9,8 +9,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// What an agent unpacked and made is looked at when it starts again: a folder that
-// is there may have been cut short by a full disk, a loss of power, or a tool.
+// An agent checks its unpacked sources and environments at its start: a full disk, a power loss or
+// a tool may have damaged them.
 func TestAgentRepairsDamagedFoldersAtItsStart(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -20,7 +20,7 @@ func TestAgentRepairsDamagedFoldersAtItsStart(t *testing.T) {
 	install(t, nc, map[string]any{"source": repository(t, "index", map[string]string{
 		"tools.toml": "[index]\ntools = [\"t.tool\"]\ninit = [\"python\", \"-c\", \"open('made', 'a').write('x')\"]\n",
 		"t.py":       "from data import value\ndef tool(): return [value.TEXT, open('made').read()]\n",
-		// Without a newline: what remains of the text is still a program.
+		// No newline: a truncated text is still a program.
 		"data/value.py": "TEXT = 'one' + 'two' + 'three'",
 	})})
 	c := newClient(t, nc, nil)

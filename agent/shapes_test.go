@@ -31,7 +31,7 @@ type shapeCall struct {
 
 const declaredEnv = "[index]\ntools = [\"t.f\"]\n[[index.env]]\nname = \"PLACES\"\n[[index.env]]\nname = \"HOME_DIR\"\n[[index.env]]\nname = \"URL\"\n"
 
-// shapes has what published indexes were found to do.
+// shapes are the features seen in published indexes.
 func shapes(t *testing.T) []shape {
 	t.Helper()
 	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -127,7 +127,7 @@ func shapes(t *testing.T) []shape {
 	}
 }
 
-// What published indexes do, this mesh serves; each in a repository of its own.
+// The mesh serves the features of published indexes; each in a repository of its own.
 func TestShapesOfIndexes(t *testing.T) {
 	t.Parallel()
 	nc, c := mesh(t)
@@ -154,7 +154,7 @@ func TestShapesOfIndexes(t *testing.T) {
 	}
 }
 
-// A stream may change its mind about what its items are.
+// The items of a stream may differ in type.
 func TestStreamsOfMixedItems(t *testing.T) {
 	t.Parallel()
 	nc, c := mesh(t)

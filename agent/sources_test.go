@@ -14,8 +14,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// Who asks for an install may be elsewhere: what is on the agent's disk, its machine or
-// in its network is not for it to fetch, unless the agent was started so.
+// The caller of an install may be remote: an agent fetches nothing from its own disk, machine or
+// network unless it was started with that option.
 func TestPrivateSources(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -30,8 +30,8 @@ func TestPrivateSources(t *testing.T) {
 	}
 }
 
-// An install that says whose it is must be signed by that one.
-func TestAnOwnerWhoHasNotSigned(t *testing.T) {
+// An install that names an owner must be signed by that owner.
+func TestInstallNeedsTheOwnersSignature(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	start(t, s, "one")

@@ -16,10 +16,9 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// Sessions take turns at an index's workers, and those that nobody created are one,
-// whatever they are called. A call whose caller has died while it waited does not begin. So it
-// is where the tools are commands.
-func TestSessionsTakeTurns(t *testing.T) {
+// Sessions share the workers of an index fairly; all sessions that were not created count as one. A
+// waiting call whose caller has died does not begin. The same holds for commands.
+func TestSessionsShareWorkersFairly(t *testing.T) {
 	t.Parallel()
 	for name, files := range map[string]map[string]string{
 		"functions": {
@@ -122,7 +121,7 @@ func takeTurns(t *testing.T, files map[string]string) {
 		waits(i + 2)
 	}
 	dead.Close()
-	for range 3 { // heartbeats, in whose time a keepalive has found nobody
+	for range 3 { // heartbeats, in which time a keepalive has found the caller gone
 		next(beats)
 	}
 	if err := gate.Close(); err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// A tool that is refused for what its index declares of it is known by what its
-// import found, and the reason is a sentence for people.
+// A tool that is refused for its declaration is described from its import, with the reason as a
+// sentence.
 func TestAToolRefusedForItsAnnotationsIsDescribed(t *testing.T) {
 	t.Parallel()
 	nc, c := mesh(t)
@@ -33,8 +33,8 @@ func TestAToolRefusedForItsAnnotationsIsDescribed(t *testing.T) {
 	fails(t, c, "lane.t.keyed", `{"name":"x"}`, toolmesh.CodeUnavailable, "resource_key")
 }
 
-// An entry point that is no function is one tool's matter, like one whose function
-// is not there.
+// An entry point that is not a function makes only its own tool unavailable, as a missing function
+// does.
 func TestAWrongEntryPointIsListed(t *testing.T) {
 	t.Parallel()
 	nc, c := mesh(t)

@@ -19,7 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// revisionTools is an index whose tools tell which revision they are of.
+// revisionTools is an index; its tools return their revision.
 func revisionTools(n int) map[string]string {
 	return map[string]string{
 		"tools.toml": "[index]\ntools = [\"t.fast\", \"t.slow\", \"t.aslow\", \"t.items\", \"t.held\"]\n",

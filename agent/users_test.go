@@ -40,9 +40,8 @@ def read(path: str) -> str:
         return f.read()
 `
 
-// An agent that runs as root runs the tools of each index as a user of its own, who
-// keeps its home until the index is uninstalled, and sees no file that is root's or
-// another index's.
+// An agent that runs as root runs the tools of each index as a user of its own. That user keeps its
+// home until the uninstall, and reads no file of root or of another index.
 func TestEachIndexHasAUser(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -54,7 +53,7 @@ func TestEachIndexHasAUser(t *testing.T) {
 	if err := os.Symlink(dir, link); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"executor", "indexes"} { // as one would who is strict with root's files
+	for _, name := range []string{"executor", "indexes"} { // as strict permissions of root would be
 		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -102,7 +101,7 @@ command = ["id", "-u"]
 		fails(t, c, "second.t.read", fmt.Sprintf(`{"path":%q}`, path), "tool_error", refused)
 	}
 
-	// What a tool leaves in its home leads no init astray.
+	// A link that a tool left in its home does not mislead a later init.
 	target := filepath.Join(t.TempDir(), "target")
 	if err := os.WriteFile(target, []byte("root's"), 0o600); err != nil {
 		t.Fatal(err)

@@ -47,9 +47,8 @@ func randomJSON(r *rand.Rand, depth int) string {
 	}
 }
 
-// What goes into the mesh comes out of it, byte for byte: through the client,
-// the broker, the host and the worker, and back.
-func TestValuesSurviveTheWholeWay(t *testing.T) {
+// Values pass unchanged through the client, the broker, the host and the worker, and back.
+func TestValuesPassUnchanged(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	start(t, s, "one")

@@ -126,7 +126,7 @@ func (b *Batch) parseMembers(body []byte) error {
 	b.Members = make([]Member, len(members))
 	seen := make(map[int]bool, len(members))
 	for i, raw := range members {
-		members[i] = nil // the member has what it needs
+		members[i] = nil // the member has its own copy
 		m := &b.Members[i]
 		if err := m.parse(i, raw); err != nil {
 			return err
@@ -227,7 +227,7 @@ func (m *Member) read(wire *wireMember) error {
 	return nil
 }
 
-// BatchResult is what one call of a batch ended with.
+// BatchResult is the result of one call of a batch.
 type BatchResult struct {
 	Index    int
 	RPCID    subjects.RPCID

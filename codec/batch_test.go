@@ -9,7 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// What the caller says of its calls, by the vectors that clients in other languages are held to.
+// The parallel option of batches, by the vectors that clients in other languages share.
 func TestParallelBatches(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("../docs/protocol/vectors.json")

@@ -12,14 +12,12 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// ParseBody reads a request that is no call: it checks the version and what the
-// request requires, and then reads its body, a JSON object,
-// into the struct that into points to. An empty body has no fields. Names are
-// exact, as those of an envelope are, and unknown fields are ignored; with
-// encoding/json alone a field would also be taken under a name of another case.
+// ParseBody reads a request that is not a call: it checks the version and the required features,
+// and then decodes the body, a JSON object, into the struct that into points to. An empty body has
+// no fields. Names are exact, unlike with encoding/json alone, and unknown fields are ignored.
 //
-// The error is invalid_request or protocol_error, with started:false, and says
-// what is wrong in the protocol's words. It has no origin.
+// The error is invalid_request or protocol_error, with started:false, in the protocol's words. It
+// has no origin.
 func ParseBody(h Header, body []byte, into any) *toolmesh.Error {
 	err := h.checkVersion()
 	if err == nil {

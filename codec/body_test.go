@@ -55,7 +55,7 @@ func TestBodiesOfOtherRequests(t *testing.T) {
 	}
 }
 
-// What a request requires is looked at wherever it is sent, before its body.
+// The required features of every kind of request are checked before its body.
 func TestVersionOfEveryRequest(t *testing.T) {
 	t.Parallel()
 	parsers := map[string]func(Header, []byte) *toolmesh.Error{

@@ -109,8 +109,7 @@ func (c *Chunk) Envelope(r *Request) []byte {
 	return Encode(m)
 }
 
-// High is what ends the answer to a replay: the last stored item, and whether
-// the terminal is stored.
+// High ends the answer to a replay: the last stored item, and whether the terminal is stored.
 type High struct {
 	Seq      int64
 	Terminal bool

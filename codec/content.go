@@ -18,9 +18,9 @@ const (
 	typePack = "application/msgpack"
 	encZstd  = "zstd"
 
-	// MaxDecoded bounds what a compressed body may become, in bytes.
+	// MaxDecoded is the max size of a decompressed body, in bytes.
 	MaxDecoded = 8 << 20
-	// leastCompressed is what is not worth compressing.
+	// leastCompressed is the min size of a body worth compressing, in bytes.
 	leastCompressed = 10_000
 )
 

@@ -100,7 +100,7 @@ func byValue(v any) any {
 	return v
 }
 
-// What JSON says, MessagePack says, and the other way round.
+// JSON and MessagePack hold the same values.
 func TestValuesSurviveMessagePack(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 2))
@@ -135,7 +135,7 @@ func TestValuesSurviveMessagePack(t *testing.T) {
 	}
 }
 
-// A timestamp is text, whatever its length and wherever it is.
+// A timestamp becomes text, at any length and in any position.
 func TestTimestampsOfMessagePack(t *testing.T) {
 	t.Parallel()
 	for want, stamp := range map[string][]byte{
@@ -188,13 +188,13 @@ func TestInvalidMessagePackIsRefused(t *testing.T) {
 	}
 }
 
-// Whatever JSON says, MessagePack says.
+// MessagePack holds each value of JSON.
 func FuzzPack(f *testing.F) {
 	for _, body := range []string{`{"a":[1,1.0,-0.0,1e6,1e400,-1e-400,18446744073709551615,18446744073709551616,"\ud83d\ude00","",{}],"":null}`, `""`, `[[]]`, `1e-7`} {
 		f.Add([]byte(body))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		// A key twice, half a surrogate and what is not UTF-8 have no one meaning in JSON.
+		// A repeated key, half a surrogate and text that is not UTF-8 are ambiguous in JSON.
 		if !jsontext.Value(body).IsValid() {
 			return
 		}
@@ -245,7 +245,7 @@ func squeezed(t *testing.T, body []byte) []byte {
 	return w.EncodeAll(body, nil)
 }
 
-// What is compressed is read up to a bound, and answered compressed to who takes that.
+// A compressed body is read up to a bound, and the answer is compressed if the caller accepts that.
 func TestCompressed(t *testing.T) {
 	t.Parallel()
 	s, err := subjects.Parse("tools.s1.weather.forecast")

@@ -18,8 +18,8 @@ const (
 	ControlCredit ControlType = "credit"
 	// ControlWhere asks which node has a call, running or with its result.
 	ControlWhere ControlType = "where"
-	// ControlPass lets a router pass a call on: the answer to its keepalive with
-	// [AwaitsAnswer], whose number is Seq.
+	// ControlPass lets a router pass a call on: it answers its keepalive with [AwaitsAnswer],
+	// with that keepalive's number as Seq.
 	ControlPass ControlType = "pass"
 	// ControlRead says that the caller has read an answer that asked for that.
 	ControlRead ControlType = "read"
@@ -67,7 +67,7 @@ type Cancelled struct {
 type Where struct {
 	Node subjects.NodeID `json:"node"`
 	Boot subjects.BootID `json:"boot"`
-	// Tool is what the call runs there now; empty for a call that has ended.
+	// Tool that the call runs there now; empty for a call that has ended.
 	Tool subjects.ToolID `json:"tool,omitempty"`
 }
 
@@ -175,18 +175,18 @@ type Heartbeat struct {
 	// number of callers that wait.
 	Busy   uint64 `json:"busy,omitempty"`
 	BusyMS uint64 `json:"busy_ms,omitempty"`
-	// NowMS is the broker's time as the node knows it, in unix ms, and BoundMS how far it may
-	// be from that. What a heartbeat says was so when it was sent, or earlier.
+	// NowMS is the node's estimate of the broker's time, in unix ms, and BoundMS its max error. A
+	// heartbeat describes the time of its sending, or earlier.
 	NowMS   int64 `json:"now_ms,omitempty"`
 	BoundMS int64 `json:"bound_ms,omitempty"`
-	// Awaited is what waits in this process for a node, by pool. A process that is no node
-	// may say that, too: its id has no lease.
+	// Awaited is the work that waits in this process for a node, by pool. A process that is not a
+	// node may report it, too: its id has no lease.
 	Awaited map[string]Awaited `json:"awaited,omitempty"`
 	// Paces are those of the tools of indexes that most calls were made of lately, by id.
 	Paces map[subjects.ToolID]ToolPace `json:"paces,omitempty"`
 }
 
-// Awaited is what waits for a node of a pool.
+// Awaited is the work that waits for a node of a pool.
 type Awaited struct {
 	// Calls wait at a router, Tasks are queued again by a runner.
 	Calls int `json:"calls,omitempty"`

@@ -8,16 +8,16 @@
 // Programs that call or serve tools need packages client and host, which use this one. It is
 // public for programs that speak the protocol themselves: proxies, recorders, other clients.
 //
-//	Call                       what a caller writes
-//	ReadRequest, Request       what a node reads, and answers in the name of an Identity
-//	ParseReply                 what a caller reads of that
+//	Call                       a request as a caller writes it
+//	ReadRequest, Request       a request as a node reads it, and its answers in the name of an Identity
+//	ParseReply                 an answer as a caller reads it
 //	ParseChunk, Chunk          one item of a stream, or its end
 //	ParseBatch, EncodeBatch    a batch and its members
 //	ParseControl, ParseBody    messages about calls, and requests that are no calls
 //	Pack, Unpack               msgpack in place of JSON, and compression with zstd
 //
-// A parser returns what it could read with its error, so that a node can answer a malformed
-// request in the caller's own form.
+// A parser returns the readable parts with its error, so that a node can answer a malformed request
+// in the caller's own form.
 //
 // # Errors, units and concurrency
 //

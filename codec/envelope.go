@@ -28,9 +28,8 @@ func mayBeEnvelope(body []byte) bool {
 	return bytes.Contains(body, []byte("rpc_id")) || bytes.Contains(body, []byte(`\u`))
 }
 
-// parseEnvelope reports whether body is an envelope, which it is iff it is an
-// object with an rpc_id and a type of the closed list; *err says what is wrong
-// inside one.
+// parseEnvelope reports whether body is an envelope: an object with an rpc_id and a type of the
+// closed list. *err is the fault inside of one.
 func (r *Request) parseEnvelope(body []byte, err *error) bool {
 	if !mayBeEnvelope(body) {
 		return false
@@ -89,8 +88,8 @@ func (r *Request) readEnvelope(e *envelope) error {
 
 func isNull(raw []byte) bool { return string(raw) == "null" }
 
-// readError makes a received error one of our codes. A message of the older
-// form has a type and a text only: what it tells of is the tool's failure.
+// readError gives a received error one of our codes. A message of the older form has only a type
+// and a text, and is a failure of the tool.
 func readError(e *toolmesh.Error) *toolmesh.Error {
 	switch {
 	case e == nil:

@@ -6,12 +6,10 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// ParseEnvelope is the client of the envelope form that these tests read replies with:
-// it reads a reply of the envelope form: a response, one chunk of a
-// stream, or the rpc_stream_end that older hosts send behind it (ReplyEnd). id
-// is the call's as it was echoed, a number or text. Like [ParseReply] it never
-// fails: what cannot be read is a ReplyError with protocol_error. Of a complete
-// chunk without a count, the count is the one of its number.
+// ParseEnvelope reads a reply of the envelope form for tests: a response, one chunk of a stream, or
+// the rpc_stream_end that older hosts send after it (ReplyEnd). id is the call's as it was echoed,
+// a number or text. Like [ParseReply] it never fails: an unreadable reply is a ReplyError with
+// protocol_error. A complete chunk without a count has its number as the count.
 func ParseEnvelope(body []byte) (reply Reply, id json.RawMessage) {
 	reply.High = -1
 	var m struct {

@@ -7,7 +7,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// What a node does with a message: read it, run the tool, write the answer.
+// A node handles a message: read it, run the tool, write the answer.
 func ExampleReadRequest() {
 	subject, err := subjects.Parse("tools.default.weather.forecast.today")
 	if err != nil {

@@ -67,7 +67,7 @@ func FuzzParseRequest(f *testing.F) {
 		if r.Session != "s1" || r.Tool != "weather.forecast" {
 			t.Fatalf("the subject's names became %q, %q", r.Session, r.Tool)
 		}
-		// Whatever came, it is answered: once, in its form, with its id.
+		// Any message is answered: once, in its form, with its id.
 		var answer Header
 		var data []byte
 		if refusal != nil {
@@ -139,8 +139,8 @@ func sameSplit(t *testing.T, body []byte) {
 	}
 }
 
-// compacted is what encoding/json makes of a raw value: half a surrogate and
-// bytes that are not UTF-8 stay as they are.
+// compacted is encoding/json's form of a raw value: half a surrogate and bytes that are not UTF-8
+// stay as they are.
 func compacted(raw json.RawMessage) []byte {
 	var buf bytes.Buffer
 	if err := json.Compact(&buf, raw); err != nil {
@@ -182,7 +182,7 @@ func FuzzParseReply(f *testing.F) {
 			if r.High < -1 || r.Load.InFlight < 0 || r.Load.Slots < 0 {
 				t.Fatalf("high %d, load %+v", r.High, r.Load)
 			}
-			// What a caller got can be passed on.
+			// A received error can be passed on.
 			if r.Err != nil {
 				header, data := ErrorReply(r.Err)
 				oneLine(t, header)

@@ -51,9 +51,9 @@ const (
 	HeaderFence          = "Mesh-Fence"
 	HeaderAwaits         = "Mesh-Awaits"       // of a keepalive: the call waits at a router, for a node; see [Awaits]
 	HeaderNodeWait       = "Mesh-Node-Wait-Ms" // of an answer: for how long it did
-	HeaderWarning        = "Mesh-Warning"      // of an answer: what is wrong with the result
+	HeaderWarning        = "Mesh-Warning"      // of an answer: the fault of the result
 	HeaderRef            = "Mesh-Ref"          // the value's name in the object store, in place of a body
-	HeaderDigest         = "Mesh-Digest"       // of what it names
+	HeaderDigest         = "Mesh-Digest"       // of the payload
 	HeaderAcceptRef      = "Mesh-Accept-Ref"   // the caller takes a reference
 	HeaderRead           = "Mesh-Read"         // the caller confirms large answers; of an answer: it is to be confirmed
 	HeaderPayload        = "Mesh-Payload"      // the verb of a request about a payload
@@ -85,8 +85,7 @@ var canonical = func() map[string]string {
 	return m
 }()
 
-// headerName returns our name of a header, whatever the case it came in; "" for
-// a header that is not ours.
+// headerName returns the canonical name of a header in any case; "" for a header that is not ours.
 func headerName(k string) string {
 	if name, ok := canonical[k]; ok {
 		return name
@@ -107,7 +106,7 @@ func Recycle(h Header) {
 	}
 }
 
-// Get returns the first value of a header, whatever the case of its name.
+// Get returns the first value of a header; the case of its name is ignored.
 func (h Header) Get(name string) string {
 	if v := h[name]; len(v) > 0 {
 		return v[0]
@@ -159,9 +158,8 @@ func isList(name string) bool {
 	return name == HeaderRequire || name == HeaderAcceptEncoding || name == HeaderTracestate || name == HeaderBaggage
 }
 
-// checkVersion holds a request that is no call to the versions we speak and to
-// what it requires. [Request] does so for calls, with all else that is in their
-// headers.
+// checkVersion checks the version and the required features of a request that is not a call.
+// [Request] does so for calls, with their other headers.
 func (h Header) checkVersion() error {
 	var proto, require string
 	for k, values := range h {

@@ -31,9 +31,9 @@ type LaneRequest struct {
 	// N numbers the requests of the node: the answer has that of the last one.
 	N   uint64   `json:"n,omitempty"`
 	IDs []string `json:"ids"` // of grants: of LaneAsk one
-	// Of LaneAsk: what the call touches, whether it only reads it, and the grants that
-	// calls above it hold.
-	// Tool and Rule tell calls of one tool apart whose revisions make keys in another way.
+	// Of LaneAsk: the key of the call, whether the call only reads, and the grants that the calls
+	// above it hold. Tool and Rule distinguish revisions of a tool that make keys in different
+	// ways.
 	Tool  subjects.ToolID `json:"tool,omitempty"`
 	Rule  string          `json:"rule,omitempty"`
 	Place []string        `json:"place,omitempty"`

@@ -68,11 +68,11 @@ func appendPacked(to []byte, dec *jsontext.Decoder) []byte {
 	return msgp.AppendNil(to)
 }
 
-// Unpack returns one value of MessagePack as JSON: bin is base64 text, a timestamp of any
-// length text (RFC 3339), keys are text. What JSON has not is an error: other extension
-// types, NaN and infinities, keys of another type or twice, text that is not UTF-8, years
-// beyond 9999; so is what follows the value. With an error it returns what it has read.
-// most bounds what it becomes, in bytes; 0 does not. Beyond it the error is payload_too_large.
+// Unpack converts one value of MessagePack to JSON: bin becomes base64 text, a timestamp of any
+// length text (RFC 3339), keys text. Values without a form in JSON are errors: other extension
+// types, NaN and infinities, keys of another type, repeated keys, text that is not UTF-8, years
+// beyond 9999; so are bytes after the value. With an error it returns the part that was read. most
+// bounds the result, in bytes; 0 does not. Beyond it the error is payload_too_large.
 func Unpack(body []byte, most int) ([]byte, error) {
 	u := unpacker{to: make([]byte, 0, len(body)+len(body)/2), rest: body, most: most}
 	if err := u.value(0); err != nil {

@@ -16,11 +16,11 @@ const progressText = 256
 type Progress struct {
 	// Fraction is from 0 to 1; nil where it is not known.
 	Fraction *float64 `json:"fraction,omitempty"`
-	// Text is what the tool does: one line of 256 bytes at most.
+	// Text describes the current step: one line of at most 256 bytes.
 	Text string `json:"text,omitempty"`
 }
 
-// NewProgress holds a fraction, nil or NaN for none, and a text to what a progress may say.
+// NewProgress bounds a fraction, nil or NaN for none, and a text to valid values.
 func NewProgress(fraction *float64, text string) Progress {
 	var p Progress
 	if fraction != nil && !math.IsNaN(*fraction) {

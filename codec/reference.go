@@ -12,7 +12,7 @@ import (
 // Ref names a payload: a value in the object store that is too large for a message.
 type Ref struct {
 	Name string // <session>.<anything>
-	// Digest of what is stored, as an object store writes it: SHA-256=<base64url>.
+	// Digest of the stored bytes, as an object store writes it: SHA-256=<base64url>.
 	Digest string
 	Size   int64 // in bytes, where it is known; it does not travel
 }
@@ -72,7 +72,7 @@ func (h Header) Referred() *Ref {
 	return &Ref{Name: name, Digest: h.Get(HeaderDigest)}
 }
 
-// Resolved are the headers of a request whose reference has been read.
+// Resolved returns the headers of a request without the reference, once that was read.
 func (h Header) Resolved() Header {
 	out := make(Header, len(h))
 	for k, v := range h {

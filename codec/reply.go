@@ -162,8 +162,8 @@ func (r *Request) Result(id *Identity, result json.RawMessage, load Load) (Heade
 	return r.Encode(id.withLoad(r, load), result)
 }
 
-// ResultRef renders the reply of a call whose result is in the object store: to a request
-// with AcceptRef, which is a plain one. What is stored is JSON, whatever the request's type.
+// ResultRef renders the reply of a call with its result in the object store, for a plain request
+// with AcceptRef. The stored result is JSON, also for a request in MessagePack.
 func (r *Request) ResultRef(id *Identity, ref *Ref, load Load) (Header, []byte) {
 	h := id.withLoad(r, load)
 	ref.put(h)
@@ -205,10 +205,9 @@ func setError(h Header, err *toolmesh.Error) {
 	h.Set(HeaderServiceError, HeaderText(err.Message))
 }
 
-// HeaderText makes any text safe as a header's value: one line, bounded, and in
-// ASCII, with escapes for what is not. Of NATS that is all that a header may
-// carry, and clients hold it to that: the reader of io.nats:jnats ends at any
-// other byte, and its connection hears nothing more.
+// HeaderText makes a text safe as a header's value: one line, bounded, in ASCII, with escapes for
+// other characters. NATS allows no more, and clients insist: the reader of io.nats:jnats ends at
+// any other byte, and its connection receives nothing more.
 func HeaderText(s string) string {
 	const limit = 512
 	var b strings.Builder
@@ -236,8 +235,8 @@ type errorBody struct {
 // ErrorBody renders {"error":{…}}.
 func ErrorBody(err *toolmesh.Error) []byte { return Encode(errorBody{sendable(err)}) }
 
-// ErrorReply renders a failure outside of any call: what a registry or
-// administrative request is answered with.
+// ErrorReply renders a failure outside of any call: the answer to a registry or administrative
+// request.
 func ErrorReply(err *toolmesh.Error) (Header, []byte) {
 	h := make(Header, 4)
 	setError(h, err)
@@ -294,9 +293,9 @@ func (r *Request) AwaitsHeader(word Awaits, question int64) Header {
 	return h
 }
 
-// PassOn renders the headers of a request that a router, which has it from the queue group,
-// passes on to a node after it has waited: one more hop, and so much less time. An
-// envelope, whose headers would make it another form, goes as it is.
+// PassOn renders the headers of a request that a router took from the queue group and passes to a
+// node after waited: one more hop, and less time. An envelope stays as it is, since headers would
+// make it another form.
 func (r *Request) PassOn(h Header, waited time.Duration) Header {
 	if r.Form != FormPlain {
 		return h
@@ -339,9 +338,9 @@ func sendable(err *toolmesh.Error) *toolmesh.Error {
 	return &c
 }
 
-// notJSON is the failure of a call whose result or item is not JSON.
+// notJSON is the failure of a call with a result or item that is not JSON.
 func notJSON() *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON")
+	return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned a value that is not JSON")
 }
 
 // Reply is one message that a caller got on its reply subject, in the plain
@@ -376,8 +375,8 @@ type Reply struct {
 	Read bool
 	// Progress is the call's last report, for a keepalive; else nil.
 	Progress *Progress
-	// High is the last stored item, for a keepalive of a stream and for what ends
-	// a replay; -1 when absent.
+	// High is the last stored item, for a keepalive of a stream and for the end of a replay; -1 if
+	// absent.
 	High int64
 	// Terminal says, next to High, that the terminal is stored too.
 	Terminal bool
@@ -506,11 +505,11 @@ func ParseReply(h Header, body []byte) Reply {
 	return r
 }
 
-// failure is what the headers of a reply say of its error.
+// failure is the error in the headers of a reply.
 type failure struct{ code, started, number, message string }
 
-// parse reads the error of a plain reply: the body's error object, and from the
-// headers what it leaves out. An unknown code is treated by its number's class.
+// parse reads the error of a plain reply: the body's error object, completed by the headers. An
+// unknown code is treated as its number's class.
 func (f *failure) parse(body []byte) *toolmesh.Error {
 	var wire errorBody
 	e := &toolmesh.Error{}

@@ -87,7 +87,7 @@ func TestResult(t *testing.T) {
 	}
 }
 
-// What cannot be put into an envelope is a failure, never an empty message.
+// A result that no envelope can hold is a failure, never an empty message.
 func TestResultThatIsNotJSON(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"rpc_tool_call", "rpc_call"} {

@@ -52,15 +52,15 @@ const (
 	DeliverEnvelope
 )
 
-// farthest is the last deadline, in unix ms: the year 2200, so that what is left until it can
-// be a [time.Duration].
+// farthest is the last deadline, in unix ms: the year 2200, so that the time until then fits a
+// [time.Duration].
 const farthest = 7_258_118_400_000
 
-// maxRPCID bounds what a node remembers per call.
+// maxRPCID is the max length of an rpc id: a node stores one for each call.
 const maxRPCID = 512
 
-// Request is one parsed request. RPCID is empty if a plain request named none, and Timeout is
-// what is left of the caller's budget, 0 without HasTimeout.
+// Request is one parsed request. RPCID is empty if a plain request had none; Timeout is the rest of
+// the caller's budget, 0 without HasTimeout.
 type Request struct {
 	Call
 	Form  Form
@@ -80,9 +80,9 @@ type Request struct {
 	zipped       bool // the body is compressed
 }
 
-// Body is the message's body as it came: what two requests under one rpc id must
-// have in common. For arguments by reference it is their digest, and for a request that no
-// message has brought what a plain one would. It must not be changed.
+// Body is the message's body as received: two requests with one rpc id must have the same. For
+// arguments by reference it is their digest; for a request that did not arrive in a message, the
+// body that a plain one would have. It must not be changed.
 func (r *Request) Body() []byte {
 	if len(r.body) == 0 {
 		return r.Args
@@ -367,14 +367,14 @@ type Call struct {
 	Parent    subjects.RPCID
 	Lanes     string             // the grants that calls above it hold, with commas between
 	Revision  string             // pin
-	Isolation toolmesh.Isolation // beyond what the tool declares
+	Isolation toolmesh.Isolation // in addition to the tool's declaration
 
 	Keepalive    bool
 	Answers      bool // the caller answers a router that asks whether it may pass the call on
 	Outlive      bool // it goes on when its caller is gone: another one will ask for it
 	WantLoad     bool
 	WantProgress bool // with Keepalive: progress is sent when the tool reports it, not once a second
-	NoCache      bool // the tool runs, whatever is kept
+	NoCache      bool // the tool runs even if a result is cached
 	AcceptRef    bool // the caller takes results by reference
 	Read         bool // the caller confirms an answer that asks for that
 

@@ -184,7 +184,7 @@ func TestRefusedRequests(t *testing.T) {
 		header Header
 		body   string
 		code   toolmesh.Code
-		text   string // what the message must name
+		text   string // must be in the message
 	}{
 		"an empty rpc id":              {h("Mesh-Rpc-Id", ""), `{}`, toolmesh.CodeInvalidRequest, "empty"},
 		"a long rpc id":                {h("Mesh-Rpc-Id", strings.Repeat("a", maxRPCID+1)), `{}`, toolmesh.CodeInvalidRequest, "513"},
@@ -253,7 +253,7 @@ func TestRefusedRequests(t *testing.T) {
 			t.Errorf("%s: there is no request to answer", name)
 			continue
 		}
-		// Whatever is wrong, the caller gets an answer in its own form.
+		// For any fault the caller gets an answer in its own form.
 		header, body := r.Failure(identity, err, Load{})
 		if strings.HasPrefix(name, "envelope") != (r.Form != FormPlain) && name != "an envelope in MessagePack" {
 			t.Errorf("%s: the answer has form %d", name, r.Form)
@@ -269,7 +269,7 @@ func TestRefusedRequests(t *testing.T) {
 	}
 }
 
-// An error finds its caller: whatever else is wrong, the rpc id is echoed.
+// An error echoes the rpc id even of a request with other faults.
 func TestRefusalEchoesTheID(t *testing.T) {
 	t.Parallel()
 	for _, header := range []Header{
@@ -376,7 +376,7 @@ func TestCallHeaderIsReadBack(t *testing.T) {
 	}
 }
 
-// A refusal is answered as the request asks, whatever it is refused for.
+// Any refusal is answered in the form that the request asks for.
 func TestRefusedRequestSaysHowToAnswer(t *testing.T) {
 	t.Parallel()
 	for name, wrong := range map[string][]string{

@@ -138,8 +138,8 @@ type Task struct {
 	// Schedule is the task whose schedule made this one.
 	Schedule subjects.RPCID `json:"schedule,omitempty"`
 	Parent   subjects.RPCID `json:"parent,omitempty"`
-	// Progress is what the tool said last of how far its last attempt is; nil where it says
-	// nothing, and once the task has succeeded.
+	// Progress is the last report of the last attempt; nil without one, and once the task has
+	// succeeded.
 	Progress *Progress `json:"progress,omitempty"`
 	// Result is that of one that succeeded. Error is that of one that failed, or of the
 	// last attempt of one that is tried again.

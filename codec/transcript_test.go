@@ -22,10 +22,9 @@ var speakers = map[string]string{
 	"DEADLINE": "1767225600000",
 }
 
-// TestTranscripts holds this package to docs/protocol/transcripts: what a
-// client sends is read as the file says, and what the host answers is rendered
-// as the file has it, byte for byte. A change of the wire changes the file too,
-// and the diff shows what it breaks for others.
+// TestTranscripts compares this package with docs/protocol/transcripts: it reads the client's
+// messages and renders the host's answers byte for byte. A change of the wire changes the file too,
+// and the diff shows what breaks for other clients.
 func TestTranscripts(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob(transcripts + "/*.txtar")
@@ -107,7 +106,7 @@ func (p *player) hear(t *testing.T, s transcript.Step) {
 		t.Fatal(err)
 	}
 	if s.Reply != "" || s.Kind == "call" {
-		p.replyTo = s.Reply // what needs no answer leaves the call's in place
+		p.replyTo = s.Reply // a message without an answer leaves the call's in place
 	}
 	var read any
 	p.replay = s.Kind == "replay"
@@ -150,8 +149,8 @@ func (p *player) hear(t *testing.T, s transcript.Step) {
 	}
 }
 
-// sameHeader holds our own client to what the file's client sends, where that
-// client uses nothing that ours does not.
+// sameHeader compares our own client's headers with the file's, if the file uses only features of
+// ours.
 func (p *player) sameHeader(t *testing.T, s transcript.Step) {
 	t.Helper()
 	r := p.request
@@ -217,8 +216,8 @@ func readAs(r *Request) any {
 	return read
 }
 
-// answer renders what the host has to say, which is the content of the file's
-// message, and compares the whole; then it reads the message as the client does.
+// answer renders the host's answer from the content of the file's message, compares the two, and
+// reads the message as the client does.
 func (p *player) answer(t *testing.T, s transcript.Step) {
 	t.Helper()
 	if s.Kind == "silence" {

@@ -21,7 +21,7 @@ var features = []string{"unary", "stream", "inbox", "replay", "credit", "cancel"
 // FeatureBatch is the feature that the lease of a node advertises if it serves batches.
 const FeatureBatch = "batch"
 
-// Features returns what a lease advertises as features.
+// Features returns the features that a lease advertises.
 func Features() []string { return slices.Clone(features) }
 
 // known reports whether a name of Mesh-Require is one we act on: a feature, or
@@ -39,7 +39,7 @@ func addRequired(require string, values []string) string {
 	return require + strings.Join(values, ",")
 }
 
-// checkVersion holds a message to the versions we speak and to what it requires.
+// checkVersion checks the version of a message and its required features.
 func checkVersion(proto, require string) error {
 	if proto != "" {
 		n, err := strconv.Atoi(proto)

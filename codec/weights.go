@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Pace is what calls have come to of late: of one tool on one node, or of all of a node.
-// One of 10 s ago counts half. The zero value knows of none; its methods must not be called
+// Pace is the recent speed and success of calls, of one tool on one node or of a whole node. A call
+// of 10 s ago counts half. The zero value has no calls; its methods must not be called
 // concurrently.
 type Pace struct {
 	n, took, squares, failed float64
@@ -73,7 +73,7 @@ type ToolPace struct {
 	Failed float64 `json:"failed,omitempty"`
 }
 
-// Report is what is said of a pace.
+// Report returns the pace as it is published.
 func (p *Pace) Report(now time.Time) (r ToolPace) {
 	p.age(now)
 	if p.n > 0 {
@@ -95,10 +95,9 @@ const (
 	WeightMin = 0.001
 )
 
-// Weights are how often nodes that serve a tool are to be tried, by their paces: 1 for most.
-// A node that is slow, or on which calls fail, next to the others gets less, down to
-// [WeightMin]. What is known of few calls counts little, so that a node that is not tried
-// comes back by itself.
+// Weights are the relative frequencies at which the nodes of a tool are tried, by their paces; most
+// have 1. A node that is slow or fails compared with the others gets less, down to [WeightMin]. A
+// pace of few calls counts little, so that a node that is not tried recovers by itself.
 func Weights(paces []ToolPace) []float64 {
 	weights := make([]float64, len(paces))
 	var times, fails []float64

@@ -43,8 +43,7 @@ func (l *logged) has(part string) bool {
 	return strings.Contains(l.text.String(), part)
 }
 
-// bases are the base processes that have been started and whose end has not been
-// noticed.
+// bases are the started base processes whose end was not logged.
 func (l *logged) bases() []int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

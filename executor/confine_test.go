@@ -351,8 +351,7 @@ func ofAnotherUser(want map[string]string, level tool.Sandbox) map[string]string
 	return want
 }
 
-// Each level denies what it promises to deny, and nothing else: for root and for an ordinary
-// user.
+// Each level denies exactly what it promises: for root and for an ordinary user.
 func TestLevelsDeny(t *testing.T) {
 	t.Parallel()
 	outcomes := outcomesOfLevels()

@@ -134,9 +134,8 @@ func mustBreach(t *testing.T, err error, code toolmesh.Code, details map[string]
 	}
 }
 
-// Nothing is declared and everything is limited, in every level and isolation: the
-// error names the limit and whose it is, calls of other workers go on, and the next
-// call is served.
+// Tools without declared limits are limited at every level and isolation: the error names the limit
+// and its source, calls of other workers go on, and the next call is served.
 func TestLimitsOfTheNodeHoldWithoutAsking(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
@@ -210,7 +209,7 @@ func TestDeclaredLimitsReplaceThoseOfTheNode(t *testing.T) {
 		"t.opens": {Limits: tool.Limits{OpenFiles: 4096}}, "t.fill": {Limits: tool.Limits{TempFiles: 1 << 30}},
 	}
 	ix := open(t, x, spec)
-	// Within what is granted.
+	// Below the limit.
 	mustCall(t, ix, "t.hoard", `{"mb":120}`, `null`)
 	mustCall(t, ix, "t.threads", `{"n":60}`, `null`)
 	mustCall(t, ix, "t.opens", `{"n":380}`, `380`)

@@ -37,7 +37,7 @@ func TestRequirementsOfAPackageAreChecked(t *testing.T) {
 	}
 }
 
-// wheelBackend builds a package of one module, whose name and code it is told.
+// wheelBackend builds a package with one module of the given name and code.
 func wheelBackend(name, code string) string {
 	return fmt.Sprintf(`
 import os, zipfile

@@ -273,7 +273,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	if err := deep.RemoveAll(filepath.Join(dir, scratch)); err != nil {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
-	if err := os.Mkdir(filepath.Join(dir, scratch), 0o711); err != nil { //nolint:gosec // what is below is its user's own
+	if err := os.Mkdir(filepath.Join(dir, scratch), 0o711); err != nil { //nolint:gosec // the folders below belong to their users
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	x.groups = &cgroup.Tree{}

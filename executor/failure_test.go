@@ -369,7 +369,7 @@ def place(): return [os.getcwd(), sys.path[0], sys.argv, os.path.exists("t.py")]
 		switch name {
 		case "PATH", "HOME", "LANG", "TMPDIR", "TOKEN", "LC_CTYPE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
 			"MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS":
-		default: // but what the machine's own agents would give
+		default: // except the variables of the machine's own agents
 			if !slices.ContainsFunc(executor.ToolEnv(), func(one string) bool { return strings.EqualFold(one, name) }) {
 				t.Errorf("the worker sees %s", name)
 			}

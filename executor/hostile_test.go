@@ -133,7 +133,7 @@ func FuzzInputOfWorkers(f *testing.F) {
 		proc, err := spawner.Start(sandbox.Command{
 			Path: spec.Env.Base, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), files},
 			Env: []string{"PATH=/usr/bin:/bin"}, Dir: dir,
-			Sandbox: tool.SandboxGuard, // with mounts of its own, whatever level is read out of data
+			Sandbox: tool.SandboxGuard, // with mounts of its own, at any level
 		})
 		if err != nil {
 			t.Fatal(err)

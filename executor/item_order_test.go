@@ -149,7 +149,7 @@ func TestAResultDoesNotWaitForABlockedLoop(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	f, err := os.OpenFile(path, os.O_RDWR, 0) // waits for nobody
+	f, err := os.OpenFile(path, os.O_RDWR, 0) // does not block
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// lane is a turn whose end a test moves, or does not.
+// lane is a hold of a lane; the test may extend its end.
 type lane struct {
 	mu     sync.Mutex
 	follow func(time.Time)

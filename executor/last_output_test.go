@@ -28,9 +28,9 @@ async def adies(text: str = ""):
     dies(text)
 `
 
-// The error of a call whose worker died has the worker's last output only as far as it is the
-// call's own: output of an earlier call of another session is not in it.
-func TestLastWordsAreOfTheCall(t *testing.T) {
+// The error of a call whose worker died has the output of that call only, not that of an earlier
+// call of another session.
+func TestLastOutputBelongsToTheCall(t *testing.T) {
 	t.Parallel()
 	for _, prefix := range []string{"", "a"} {
 		t.Run("of t."+prefix+"dies", func(t *testing.T) {

@@ -34,8 +34,8 @@ def build_editable(folder, config=None, metadata=None):
     return build_wheel(folder, editable=True)
 `
 
-// localPackage are the files of an index that brings a package along in the
-// folder lib, which declares it as said and whose tool returns its value.
+// localPackage are the files of an index with a package in the folder lib, declared as given; its
+// tool returns the package's value.
 func localPackage(declares map[string]string, value string) map[string]string {
 	files := map[string]string{
 		"t.py": "from acme import VALUE\ndef tool(): return VALUE\n",

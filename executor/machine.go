@@ -138,8 +138,8 @@ func MemoryShare(percent int) tool.Size {
 // Limits are those of calls whose tools declare none, and the highest that tools may declare.
 func (x *Executor) Limits() (standard, most tool.Limits) { return x.opts.Limits, x.opts.MaxLimits }
 
-// MemoryGuard names what enforces memory limits on this machine: "cgroup v2", "cgroup v1", or
-// "watchdog" where no control groups can be made.
+// MemoryGuard names the mechanism that enforces memory limits on this machine: "cgroup v2", "cgroup
+// v1", or "watchdog" if no control groups can be made.
 func (x *Executor) MemoryGuard() string {
 	if kind := x.groups.Kind(); kind != "" {
 		return string(kind)

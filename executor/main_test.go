@@ -165,8 +165,7 @@ func open(t testing.TB, x *executor.Executor, spec executor.Spec) *executor.Inde
 	return ix
 }
 
-// ending is a context whose time is up when end is called: a call may then be
-// ended by its deadline at a moment that the test knows, not at one of the clock.
+// ending is a context whose deadline is the call of end, so that a test controls the moment.
 type ending struct {
 	context.Context //nolint:containedctx // it is one
 	over            chan struct{}

@@ -59,7 +59,7 @@ func (l *loopback) Stream(ctx context.Context, tool string, args json.RawMessage
 			yield(nil, err)
 			return
 		}
-		stopped := false // the reader wants no more, whatever error the call then ends with
+		stopped := false // the reader wants no more; the call may end with any error
 		_, err = l.ix.Call(ctx, call, &collector{onItem: func(_ context.Context, data json.RawMessage) error {
 			if !yield(data, nil) {
 				stopped = true

@@ -135,7 +135,7 @@ func callWith(t *testing.T, ix *executor.Index, tool, args string) (string, *col
 	return string(body), sink
 }
 
-// Each call's output is with it when it has returned, and nobody else's.
+// Each call has its own output when it returns, and no other call's.
 func TestOutputBelongsToItsCall(t *testing.T) {
 	t.Parallel()
 	ix := talkingIndex(t)

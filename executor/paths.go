@@ -90,7 +90,7 @@ func (x *Executor) Paths(account string, given, asked []Path) (paths Given, note
 }
 
 // Reserve closes a folder of an account's files to all other users, also to processes of other
-// accounts, whatever the modes of its files.
+// accounts, independently of the modes of its files.
 func (x *Executor) Reserve(account, folder string) error {
 	user, _, err := x.user(account, tool.SandboxGuard)
 	mode := os.FileMode(0o700)

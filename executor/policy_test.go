@@ -20,7 +20,7 @@ def one():
 two = three = four = one
 `
 
-// seen is what a tool of policyTools reports.
+// seen is a report of a tool of policyTools.
 type seen struct {
 	process               string // also between PID namespaces
 	shared, import_, call string

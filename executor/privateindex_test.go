@@ -16,8 +16,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 )
 
-// oddBackend builds a wheel that says which variables of the build have the index's
-// credentials, and what the index answers to a build that asks for what is not of it.
+// oddBackend builds a wheel that reports the build variables with the index's credentials, and the
+// index's answer to a request for a foreign file.
 const oddBackend = `
 import os, urllib.request, zipfile
 
@@ -39,7 +39,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
     return "odd-1.0-py3-none-any.whl"
 `
 
-// oddSource is the source distribution of a package that nobody has made a wheel of.
+// oddSource is the source distribution of a package without a wheel.
 func oddSource(t *testing.T) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -67,7 +67,7 @@ func oddSource(t *testing.T) []byte {
 	return buf.Bytes()
 }
 
-// What builds a package of a private index reaches that index, and does not see its credentials.
+// The build of a private index's package reaches that index, and does not see its credentials.
 func TestABuildSeesNoCredentialsOfAnIndex(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)

@@ -88,7 +88,7 @@ func TestACrashStormEndsInQuarantine(t *testing.T) {
 	}
 }
 
-// A tool whose calls run beside another's that crashes is not blamed for it.
+// A tool is not blamed for the crash of another that ran at the same time.
 func TestTheInnocentAreNotQuarantined(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, sharedExecutor(t), fatalTools, fatalNames...)

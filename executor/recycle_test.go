@@ -44,7 +44,7 @@ def grow(megabytes: int):
 	mustCall(t, ix, "t.grow", `{"megabytes":1}`, `1`)
 }
 
-// What a session knows is in its worker: that one is never replaced.
+// A session's worker holds its state, and is never replaced.
 func TestASessionsWorkerIsNotReplaced(t *testing.T) {
 	t.Parallel()
 	ix := openSession(t, func(o *executor.Options) {

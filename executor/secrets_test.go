@@ -139,7 +139,7 @@ func told(t testing.TB, err error) string {
 	if jsonErr != nil {
 		t.Fatal(jsonErr)
 	}
-	// As text, so that what JSON escapes is found too.
+	// As text, so that escaped secrets are found too.
 	return strings.ReplaceAll(string(data), `\\`, `\`) + fmt.Sprint(toolmesh.AsError(err).Details)
 }
 
@@ -189,7 +189,7 @@ func TestSecretsStayInside(t *testing.T) {
 	// Results are the caller's data: exact.
 	want, _ := json.Marshal(secretKey)
 	mustCall(t, ix, "t.gives", `{"which":"KEY"}`, string(want))
-	// What describes a tool is for everybody.
+	// A tool's description is public.
 	shown := toolOf(t, ix, "t.shown")
 	if found := secretsIn(shown.Description + string(shown.InputSchema)); found != nil {
 		t.Errorf("the description shows %q: %s %s", found, shown.Description, shown.InputSchema)
@@ -258,8 +258,8 @@ sys.exit(1)
 	}
 }
 
-// A secret of a policy is one too, and one that is in the environment of nobody
-// else is known to the agent alone.
+// A secret of a policy is redacted too, and one that no tool's environment has stays with the
+// agent.
 func TestSecretsOfAPolicy(t *testing.T) {
 	t.Parallel()
 	x := sharedExecutor(t)
@@ -285,8 +285,8 @@ def other(): return os.environ.get("MINE")
 	mustCall(t, ix, "t.other", `{}`, `null`)
 }
 
-// Behind a company's proxy tools reach the network as installs do; what they say shows no
-// password of the proxy.
+// Behind a company's proxy tools reach the network as installs do; their output shows no password
+// of the proxy.
 func TestToolsGetTheProxyOfTheirAgent(t *testing.T) {
 	t.Parallel()
 	environ := append(os.Environ(), "HTTPS_PROXY=http://alice:pass-of-proxy@proxy.example:3128", "no_proxy=localhost", "SSL_CERT_FILE=/etc/ssl/company.pem", "CORP_REGION=north", "CORP_TOKEN=not-for-tools")

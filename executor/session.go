@@ -30,8 +30,8 @@ type sessionPool struct {
 type sessionPools struct {
 	mu sync.Mutex
 	by map[poolKey]*sessionPool
-	// taken has the sessions whose worker was given to others, until they return or it would have
-	// been ended anyway: they get an error that their state was lost.
+	// taken has the sessions whose worker was given to others, until they return or until the time
+	// at which it would have ended: they get an error that their state was lost.
 	taken map[poolKey]*sessionPool
 }
 

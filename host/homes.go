@@ -88,7 +88,7 @@ func (c *inflight) homeless(err error) *toolmesh.Error {
 }
 
 // errMoved tells one call of a session that its worker was lost, or left, with its node.
-var errMoved = toolmesh.Errorf(toolmesh.CodeUnavailable, "the session's worker is gone, and what it knew with it: the node that had it is lost, or does not serve the index any more; the next call gets a new one").
+var errMoved = toolmesh.Errorf(toolmesh.CodeUnavailable, "the session's worker was lost with its state: the node that had it is lost, or does not serve the index any more; the next call gets a new one").
 	WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).WithRetryable(true).WithDetail("reason", codec.ReasonStateGone)
 
 // leaveHomes hands over the workers that sessions have here for an index, or for all. What

@@ -10,8 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh/registry"
 )
 
-// The bundles that records name, of those that stand and no others: what is not
-// among them is deleted.
+// The bundles named by live records, and no others: all others are deleted.
 func TestBundlesNamedByRecords(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))

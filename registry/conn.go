@@ -8,9 +8,8 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 )
 
-// Conn is a NATS connection with what a client, a host and a view need of it: one inbox, the
-// mesh's time and the heartbeats of nodes. They share it: [NewConn] makes one for all that is
-// made on a connection.
+// Conn is a NATS connection with the parts that a client, a host and a view share: one inbox, the
+// mesh's time and the heartbeats of nodes. [NewConn] makes one for all that use a connection.
 type Conn = bus.Conn
 
 // NewConn wraps a connection as client.New and host.New do for themselves. Close it last; the

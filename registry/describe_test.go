@@ -34,8 +34,8 @@ func names(t *testing.T, v any) []string {
 	return slices.Sorted(maps.Keys(object))
 }
 
-// The answers of the registry are what `mesh info --json` and `mesh ls --json`
-// print: scripts find every key, whatever is known of a tool.
+// `mesh info --json` and `mesh ls --json` print the answers of the registry: scripts find every key
+// in each of them.
 func TestAnswersHaveTheKeysThatScriptsRead(t *testing.T) {
 	t.Parallel()
 	bare := registry.DescribeAnswer{

@@ -24,8 +24,8 @@ func (v *View) Node(id subjects.NodeID) (NodeStatus, bool) {
 	return NodeStatus{}, false
 }
 
-// Records returns what every node has published about a tool, also nodes that
-// cannot be called now. Tools is only that one tool.
+// Records returns the records of every node about a tool, also of nodes that cannot be called now.
+// Tools is only that one tool.
 func (v *View) Records(session subjects.SessionID, id subjects.ToolID) (all []ToolsRecord) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -53,15 +53,14 @@ func RenewsEvery(nodes uint64) time.Duration { return renewEvery(nodes) }
 // Some are the nodes that an asker is told of.
 func Some(nodes []Candidate, asker string) []Candidate { return some(nodes, asker) }
 
-// Clears takes away what nodes served that have had no lease for so long, as it has seen in
-// the calls before.
+// Clears removes the records of nodes without a lease for after, as seen by the earlier calls.
 func (v *View) Clears(ctx context.Context, after time.Duration) func() {
 	seen := make(map[left]time.Time)
 	return func() { v.clear(ctx, seen, after) }
 }
 
-// LooksAgain has the next question look for what the store lacked, and names the words of the tools that all sessions
-// see; empty where the store has lacked nothing.
+// LooksAgain makes the next search retry the descriptors that the store lacked, and returns the
+// words of the tools that all sessions see; empty if the store lacked none.
 func (r *Responder) LooksAgain() (words string) {
 	r.searcher.mu.Lock()
 	one := r.searcher.scopes[""]
@@ -78,7 +77,7 @@ func (r *Responder) LooksAgain() (words string) {
 // KeepDocuments bounds the indexes of sessions that search keeps, in documents.
 func (r *Responder) KeepDocuments(n int) { r.searcher.keep = n }
 
-// Indexes names the index of what all sessions see, and says how many sessions have one.
+// Indexes names the index of tools that all sessions see, and counts the sessions with an index.
 func (r *Responder) Indexes() (shared string, sessions int) {
 	r.searcher.mu.Lock()
 	defer r.searcher.mu.Unlock()

@@ -28,13 +28,13 @@ type follow struct {
 
 	keys    map[string]keyState
 	top     uint64              // everything up to here is known
-	ahead   map[uint64]struct{} // what is heard behind a hole
-	latest  time.Time           // of what was heard, by the broker's clock
+	ahead   map[uint64]struct{} // received behind a gap
+	latest  time.Time           // of received changes, by the broker's clock
 	created time.Time           // of the stream; another one means that it was made anew
-	whole   bool                // read all of it, not only what is missing
-	tail    bool                // ask the leader for what comes behind top: it was not heard
+	whole   bool                // read everything, not only missing changes
+	tail    bool                // ask the leader for changes behind top that were not received
 	count   bool                // with tail: marks of keys that are gone may have gone themselves
-	again   time.Time           // when all is read once more, for what the tail does not show; zero: not
+	again   time.Time           // next whole read, for losses that the tail does not show; zero: none
 	keep    time.Time           // until then a reading forgets nothing; zero = never
 }
 
@@ -106,9 +106,9 @@ func (f *follow) needsReading() bool { return f.whole || f.tail || len(f.ahead) 
 const (
 	// marksStay is the min time for which the mark of a key's end can be read.
 	marksStay = 40 * time.Second
-	// readsAgain is the mean time from a lost connection to another whole reading: nothing else
-	// shows what a failed broker lost and others overwrote. It is spread, as many processes
-	// lose their connections together.
+	// readsAgain is the mean time from a lost connection to another whole read: only that shows
+	// changes that a failed broker lost and others overwrote. It is spread, as many processes lose
+	// their connections together.
 	readsAgain = 15 * time.Minute
 )
 
@@ -129,8 +129,7 @@ func (f *follow) live() (n uint64) {
 	return n
 }
 
-// accept reports whether a change is later than what is known of its key, and
-// records it.
+// accept reports whether a change is later than the known one of its key, and records it.
 func (f *follow) accept(c change) bool {
 	if k, known := f.keys[c.key]; known && c.seq <= k.revision {
 		return false
@@ -167,8 +166,7 @@ func leaderless(err error) bool {
 		!errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) && toolmesh.CodeOf(err) == toolmesh.CodeUnavailable
 }
 
-// readLoop reads what is missing until ctx ends, and asks the store regularly whether
-// something is.
+// readLoop reads missing changes until ctx ends, and checks the store for them regularly.
 func (v *View) readLoop(ctx context.Context) {
 	wait := v.every
 	said := outage{log: v.log, begins: "the registry is not read: it is tried again", ends: "the registry is read again"}
@@ -212,7 +210,7 @@ func (v *View) checkEvery() time.Duration {
 	return d - rand.N(d/4)
 }
 
-// read reads what is missing of every bucket, and the lists that records name.
+// read reads the missing changes of every bucket, and the lists that records name.
 func (v *View) read(ctx context.Context, look bool) error {
 	var errs []error
 	for _, f := range v.follows {
@@ -246,8 +244,8 @@ const (
 	lagPause   = 30 * time.Millisecond
 )
 
-// readBucket reads what is missing of a bucket, or all of it. With look it also asks whether
-// the last changes were missed, which no later change would show.
+// readBucket reads the missing changes of a bucket, or all of it. With look it also checks for
+// missed last changes, which no later change would show.
 func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 	v.mu.RLock()
 	needed := f.needsReading()
@@ -272,8 +270,8 @@ func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 	now := time.Now()
 	expired := !f.keep.IsZero() && now.After(f.keep) || !f.again.IsZero() && now.After(f.again)
 	if !info.Created.Equal(f.created) || info.State.LastSeq < f.top {
-		// The store was wiped, and revisions of the old stream mean nothing. The view keeps
-		// what it knows for a while, as nodes write their records again.
+		// The store was wiped, and revisions of the old stream mean nothing. The view keeps its
+		// records for a while, as nodes write theirs again.
 		if !f.created.IsZero() {
 			f.keep = now.Add(v.longestLease() + verifyEvery)
 		}

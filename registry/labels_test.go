@@ -54,8 +54,8 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// Who serves an index is who can be called and has a tool of that revision: not who
-// builds it, nor who has another revision, nor who is not heard.
+// The nodes that serve an index can be called and have a tool of that revision: not those that
+// build it, have another revision, or send no heartbeat.
 func TestServing(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

@@ -66,11 +66,10 @@ func renewEvery(nodes uint64) time.Duration {
 	return min(time.Duration(up*up)*time.Second/deliveriesMost, longestEvery) //nolint:gosec // it is bounded
 }
 
-// Lease makes a process a node: the record MESH_NODES/<node>, renewed until
-// [Lease.Release], and the records of what the node serves. Without a broker it keeps
-// trying, and afterwards writes every missing record again, also after the store was
-// wiped. Only another boot under the same node id ends it: see [Lease.Lost]. Its methods
-// may be called concurrently.
+// Lease makes a process a node: the record MESH_NODES/<node>, renewed until [Lease.Release], and
+// the records of the tools that the node serves. Without a broker it keeps trying, and afterwards
+// writes every missing record again, also after the store was wiped. Only another boot under the
+// same node id ends it: see [Lease.Lost]. Its methods may be called concurrently.
 type Lease struct {
 	bus  store.Store
 	log  *slog.Logger
@@ -91,7 +90,7 @@ type Lease struct {
 
 	writing    sync.Mutex  // one writer of the lease's key at a time; guards revision
 	revision   uint64      // 0: nothing is stored
-	serving    sync.Mutex  // one writer of what it serves at a time; taken before mu
+	serving    sync.Mutex  // one writer of its tools' records at a time; taken before mu
 	unverified atomic.Bool // the tools are to be held against the store
 	kick       chan struct{}
 	lost       chan struct{}
@@ -254,10 +253,10 @@ func (l *Lease) Update(ctx context.Context, change func(*NodeRecord)) error {
 	return l.renew(ctx)
 }
 
-// Publish writes the record of what the node serves of one index, or of one tool of a
-// session, and keeps it written until [Lease.Withdraw] or [Lease.Release]. Node and Boot
-// are set to the lease's. After an error the record is written once the broker answers. A
-// record that no message holds is payload_too_large, and is dropped.
+// Publish writes the record of the node's tools of one index, or of one tool of a session, and
+// keeps it written until [Lease.Withdraw] or [Lease.Release]. Node and Boot are set to the lease's.
+// After an error the record is written once the broker answers. A record above a message's size is
+// payload_too_large, and is dropped.
 func (l *Lease) Publish(ctx context.Context, r ToolsRecord) error {
 	r.Node, r.Boot = l.node, l.boot
 	key, err := r.Key()
@@ -284,7 +283,7 @@ func (l *Lease) Publish(ctx context.Context, r ToolsRecord) error {
 			delete(l.tools, key)
 			l.mu.Unlock()
 		}
-		return fmt.Errorf("publish what node %q serves: %w", r.Node, err)
+		return fmt.Errorf("publish the tools of node %q: %w", r.Node, err)
 	}
 	return nil
 }
@@ -303,14 +302,14 @@ func (l *Lease) Withdraw(ctx context.Context, key subjects.ToolsKey) error {
 	l.mu.Unlock()
 	if err := l.bus.Delete(ctx, store.Key{Bucket: subjects.BucketTools, Name: name}, 0); err != nil {
 		l.unverified.Store(true)
-		return fmt.Errorf("withdraw what node %q serves: %w", key.Node, err)
+		return fmt.Errorf("withdraw the tools of node %q: %w", key.Node, err)
 	}
 	return nil
 }
 
-// Release ends the renewals, deletes the records of what the node serves and then the lease,
-// if that is still its own. It may be called more than once; ctx bounds the deletions. A
-// record that could not be deleted counts for nothing once the lease has expired.
+// Release ends the renewals, deletes the records of the node's tools and then the lease, if that is
+// still its own. It may be called more than once; ctx bounds the deletions. A record that could not
+// be deleted counts for nothing once the lease has expired.
 func (l *Lease) Release(ctx context.Context) (err error) {
 	l.once.Do(func() {
 		l.end()
@@ -447,7 +446,7 @@ func (l *Lease) Rely(ctx context.Context) error {
 	if short {
 		return nil
 	}
-	defer wake.Up(l.kick) // what is next is due sooner
+	defer wake.Up(l.kick) // the next renewal is due sooner
 	return l.renew(ctx)
 }
 
@@ -469,8 +468,8 @@ func (l *Lease) renew(ctx context.Context) error {
 }
 
 // renewOnce writes the lease over the known revision. After a conflict it adopts the stored
-// revision: of no record, or of this boot's own renewal whose acknowledgement was lost.
-// Another boot's record ends the lease.
+// revision if no record exists, or if it is this boot's own with a lost acknowledgement. Another
+// boot's record ends the lease.
 func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 	every := l.interval()
 	l.mu.Lock()
@@ -529,10 +528,10 @@ func (l *Lease) renewed(sent time.Time) {
 	l.until = sent.Add(HoldsFor)
 }
 
-// Held returns since when and until when the lease is certainly this boot's, without a gap:
-// what relied on it before since is void. Both are zero once the lease is lost. The question
-// counts as [Lease.Rely]: in a large mesh there is no gap only after that, and while Held is
-// called.
+// Held returns the start and the end of the time in which the lease is certainly this boot's,
+// without a gap: anything that relied on it before since is void. Both are zero once the lease is
+// lost. A call counts as [Lease.Rely]: in a large mesh only calls of Held keep the time without a
+// gap.
 func (l *Lease) Held() (since, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -554,15 +553,14 @@ func (l *Lease) lose(to subjects.BootID) error {
 	return l.err
 }
 
-// verifyTools compares the stored records of this node with what it serves, after a reconnect
-// and every verifyEvery: it writes those that are missing or differ, and deletes those of an
-// earlier boot.
+// verifyTools compares the stored records of this node with its tools, after a reconnect and every
+// verifyEvery: it writes those that are missing or differ, and deletes those of an earlier boot.
 func (l *Lease) verifyTools(ctx context.Context) (err error) {
 	l.serving.Lock()
 	defer l.serving.Unlock()
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("hold the store against what the node serves: %w", err)
+			err = fmt.Errorf("compare the store with the tools of the node: %w", err)
 		}
 	}()
 	l.mu.Lock()

@@ -101,7 +101,7 @@ func TestReleaseDeletesRecordsOfLateRenewals(t *testing.T) {
 	}
 }
 
-// The lease goes though what the node serves cannot be deleted in time.
+// The lease is deleted even if the records of its tools cannot be deleted in time.
 func TestReleaseDeletesTheLeaseIfRecordsStay(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
@@ -109,7 +109,7 @@ func TestReleaseDeletesTheLeaseIfRecordsStay(t *testing.T) {
 	if err := l.Publish(t.Context(), registry.ToolsRecord{Index: "demo", Tools: []registry.ToolRoute{{ID: "demo.a", Digest: "d"}}}); err != nil {
 		t.Fatal(err)
 	}
-	// It takes what is sent, and acknowledges nothing.
+	// Messages are taken and not acknowledged.
 	if err := b.JetStream().DeleteStream(t.Context(), subjects.KVStream(subjects.BucketTools)); err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func TestLeaseOfALivingNodeIsRefused(t *testing.T) {
 		}
 	})
 	wantCode(t, err, toolmesh.CodeUnavailable)
-	// The same boot, whose acknowledgement was lost, has it at once.
+	// The same boot, after a lost acknowledgement, has it at once.
 	acquire(t, b, record("n1", "boot1"))
 }
 
@@ -200,7 +200,7 @@ func TestLeaseOfASilentNodeIsTakenOver(t *testing.T) {
 	if err := l.Publish(t.Context(), registry.ToolsRecord{Index: "new", Tools: []registry.ToolRoute{{ID: "new.a", Digest: "d"}}}); err != nil {
 		t.Fatal(err)
 	}
-	// A release of the loser takes nothing from the winner, and what it left goes.
+	// A release of the loser takes nothing from the winner, and the loser's records are removed.
 	if err := old.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -363,8 +363,8 @@ func TestIndexesHaveOneOwner(t *testing.T) {
 	wantCode(t, claim("github.com/b/weather", ""), toolmesh.CodeInvalidRequest)
 }
 
-// A source that anybody may say to have is its owner's. Who may take indexes over takes
-// one over where it is, and not what a service has registered.
+// An index from a folder, a source that any caller may claim, belongs to its owner. A caller that
+// may take indexes over replaces it there, and not one that a service has registered.
 func TestOnlyTheOwnerReplacesAFolder(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -455,8 +455,8 @@ func TestSweepRemovesOnlyOldRecordsWithoutALease(t *testing.T) {
 	}
 }
 
-// The name of a service is free again once nobody has served it for long; what
-// was installed, and what somebody serves, is left alone.
+// The name of a service is free again after a time without a node that serves it; installed indexes
+// and served ones keep theirs.
 func TestSweepOfClaims(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))

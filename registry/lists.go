@@ -37,14 +37,14 @@ func (s listSum) String() string { return hex.EncodeToString(s[:]) }
 
 func (s listSum) key() store.Key { return store.Key{Bucket: subjects.BucketSchemas, Name: s.String()} }
 
-// storedTools is a record as it is stored: with its tools, or with what names their list.
+// storedTools is a stored record: with its tools, or with the digest of their list.
 type storedTools struct {
 	ToolsRecord
 	Tools json.RawMessage `json:"tools,omitempty"`
 	List  string          `json:"list,omitempty"`
 }
 
-// sum returns what names the list of the record's tools.
+// sum returns the digest of the list of the record's tools.
 func (s *storedTools) sum() (sum listSum, err error) {
 	if s.List == "" {
 		return sha256.Sum256(s.Tools), nil
@@ -169,7 +169,7 @@ func (v *View) readLists(ctx context.Context, look bool) error {
 	defer v.mu.Unlock()
 	for sum, w := range v.wanted {
 		if w.tries++; w.tries == listTries {
-			v.log.Warn("a list of tools that nodes name is not there: what they serve is not known", slog.String("list", sum.String()))
+			v.log.Warn("a list of tools is missing: the tools of the nodes that name it are unknown", slog.String("list", sum.String()))
 		}
 	}
 	return nil

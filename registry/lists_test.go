@@ -16,7 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// alike is what nodes say alike of an index of many tools.
+// alike is the record of an index of many tools, the same from each node.
 func alike(revision string) registry.ToolsRecord {
 	r := registry.ToolsRecord{Index: "big", Revision: revision, Alike: true}
 	for i := range 40 {
@@ -43,8 +43,8 @@ func say(t *testing.T, l *registry.Lease, r registry.ToolsRecord) {
 	}
 }
 
-// What nodes say alike of a revision is stored once, their records name it, and views know
-// of each tool which nodes serve it: those that were there, and those that come later.
+// Equal lists of tools are stored once, records name them, and views know the nodes of each tool:
+// those that exist, and those that come later.
 func TestListsOfToolsAreStoredOnce(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -102,8 +102,8 @@ func TestListsOfToolsAreStoredOnce(t *testing.T) {
 	}
 }
 
-// A list that is not there keeps back what names it and nothing else, and is found once
-// it comes. What lies in its place is not believed, and its node puts it right.
+// A missing list delays only the records that name it, until it comes. Other content in its place
+// is refused, and the node repairs it.
 func TestListsThatAreMissing(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -149,7 +149,7 @@ func TestListsThatAreMissing(t *testing.T) {
 	}
 }
 
-// A record that waits for its list is replaced by a later one, whatever comes first.
+// A later record replaces one that waits for its list, in any order of arrival.
 func TestLaterRecordsDoNotWait(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

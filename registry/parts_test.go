@@ -10,8 +10,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// An index of several records is one index; what is not there of it is not known,
-// and the rest is. A record without a number is read as ever.
+// Several records make one index; a missing one hides only its own tools. A record without a number
+// is read as before.
 func TestRecordsInParts(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

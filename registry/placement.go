@@ -194,7 +194,7 @@ func (v *View) Awaited() map[string]codec.Awaited {
 	return all
 }
 
-// Installs reports whether the node is an agent, which serves what is installed.
+// Installs reports whether the node is an agent, which serves the installed indexes.
 func (r NodeRecord) Installs() bool { return r.Sandbox.Effective != "" }
 
 // serves reports whether the node serves a tool of the record.

@@ -31,9 +31,9 @@ const (
 // subscription of it. A node whose lease was ended in error writes it again. A view that
 // does not hear all nodes ends no lease.
 //
-// It also removes the records of what dead nodes served. They count for nothing without a
-// lease, but each lost pod of an autoscaler leaves some. Without a router [Store.Sweep]
-// removes them after a day.
+// It also removes the records of dead nodes' tools. They count for nothing without a lease, but
+// each lost pod of an autoscaler leaves some. Without a router [Store.Sweep] removes them after a
+// day.
 func (v *View) reapLoop(ctx context.Context) {
 	seen := make(map[left]time.Time)
 	for wake.After(ctx, reapEvery) {
@@ -56,10 +56,10 @@ func (v *View) reap(ctx context.Context) {
 			continue
 		}
 		if bad = v.bus.Delete(ctx, dead.key, dead.revision); bad != nil {
-			v.log.Debug("the lease of a node that is gone is not ended", slog.String("node", string(dead.node)), slog.String("error", bad.Error()))
+			v.log.Debug("the lease of a dead node could not be ended", slog.String("node", string(dead.node)), slog.String("error", bad.Error()))
 			return // it is back, another process has ended the lease, or the store does not answer: the next round tells
 		}
-		v.log.Info("the lease of a node that is gone is ended", slog.String("node", string(dead.node)))
+		v.log.Info("ended the lease of a dead node", slog.String("node", string(dead.node)))
 	}
 }
 
@@ -95,7 +95,7 @@ func (v *View) silent() (all []suspect) {
 	return all
 }
 
-// left is a record of what a node serves that has no lease.
+// left is a record of a node's tools without a lease.
 type left struct {
 	node     subjects.NodeID
 	key      string

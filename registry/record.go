@@ -31,8 +31,8 @@ type NodeRecord struct {
 	Proto    [2]int       `json:"proto"`
 	Features []string     `json:"features,omitempty"`
 	Sandbox  SandboxState `json:"sandbox,omitzero"`
-	// Memory names what keeps the memory limits of tools: "cgroup v2", "cgroup v1", or
-	// "watchdog". Empty where no tools are limited.
+	// Memory names the mechanism that enforces the memory limits of tools: "cgroup v2", "cgroup
+	// v1", or "watchdog". Empty if no tools are limited.
 	Memory string `json:"memory,omitempty"`
 	// Limits are those of calls of tools that declare none, MaxLimits the most that
 	// tools are granted. Zero where no tools are limited.
@@ -66,7 +66,7 @@ const (
 	ToolUnavailable ToolState = "unavailable"
 )
 
-// ToolRoute is what callers need of one tool. The rest is in the descriptor of Digest.
+// ToolRoute has the fields of one tool that callers need. The rest is in the descriptor of Digest.
 type ToolRoute struct {
 	ID     subjects.ToolID `json:"id"`
 	Digest string          `json:"digest"`
@@ -74,7 +74,7 @@ type ToolRoute struct {
 	State ToolState `json:"state,omitempty"`
 	// Reason says why the tool is unavailable.
 	Reason string `json:"reason,omitempty"`
-	// Notice is a text about what callers of the served tool must expect for a while.
+	// Notice tells callers of the served tool about a temporary restriction.
 	Notice string `json:"notice,omitempty"`
 	// Warning is a fault of the tool that was found since it is served, for people.
 	Warning string `json:"warning,omitempty"`
@@ -85,8 +85,8 @@ type ToolRoute struct {
 	ParallelSafe bool   `json:"parallel_safe,omitempty"`
 }
 
-// ToolsRecord lists what a node serves of one index, or a part of that, or one tool of a session.
-// A reader takes the parts that exist.
+// ToolsRecord lists the tools that a node serves of one index, or a part of them, or one tool of a
+// session. A reader takes the parts that exist.
 type ToolsRecord struct {
 	Node subjects.NodeID `json:"node"`
 	// Boot is the boot that serves them: records of another one than the lease's

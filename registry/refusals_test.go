@@ -7,8 +7,8 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 )
 
-// What a node answered busy is the difference of two heartbeats, over their distance;
-// what is not known to be of now is none.
+// The rate of busy answers is the difference of two heartbeats over their distance; if that is
+// unknown or old, it is zero.
 func TestRefusalsBetweenHeartbeats(t *testing.T) {
 	t.Parallel()
 	began := time.Unix(1_700_000_000, 0)

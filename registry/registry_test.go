@@ -91,8 +91,8 @@ func beat(t testing.TB, b *bus.Bus, node, boot string, inFlight int) (stop func(
 	return stop
 }
 
-// view opens a view that learns only from what it hears: its regular look at the
-// store would hide what it misses.
+// view opens a view that learns only from messages: its regular look at the store would hide missed
+// ones.
 func view(t testing.TB, b *bus.Bus) *registry.View {
 	t.Helper()
 	v := testmesh.View(t, b, registry.Checking(time.Hour, registry.ViewOptions{}))

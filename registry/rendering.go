@@ -29,12 +29,12 @@ type RenderAnswer struct {
 	Next subjects.ToolID `json:"next,omitempty"`
 }
 
-// ArgumentsAnswer is what a model's call means: the tool's full id and the
-// arguments that it takes.
+// ArgumentsAnswer is the meaning of a model's call: the tool's full id and its arguments.
 type ArgumentsAnswer struct {
 	Tool      subjects.ToolID `json:"tool"`
 	Arguments json.RawMessage `json:"arguments"`
-	// Changed describes what the model wrote differently, as texts for people: see [tool.Validator.Fit].
+	// Changed describes the changes to the model's arguments, as texts for people: see
+	// [tool.Validator.Fit].
 	Changed []string `json:"changed,omitempty"`
 }
 

@@ -77,7 +77,8 @@ func TestToolsAreRenderedTogether(t *testing.T) {
 	}
 }
 
-// What does not fit into one message comes in several, under names that are nobody else's.
+// A rendering above a message's size comes in several pages, with names that are unique across
+// them.
 func TestRenderedToolsThatDoNotFitComeInPages(t *testing.T) {
 	t.Parallel()
 	schemas := map[string]string{"x-y": oneInteger, "x.y": oneInteger}
@@ -117,7 +118,7 @@ func TestRenderedToolsThatDoNotFitComeInPages(t *testing.T) {
 	if len(slices.Compact(names)) != len(want) {
 		t.Errorf("two tools of different pages share a name: %v", names)
 	}
-	// The same of descriptions, where one is null that nobody knows, or of which nothing is known.
+	// The same of descriptions; a tool without a known description has null.
 	var told []string
 	for rest := slices.Concat(want, []string{"big.none", "big.unread"}); len(rest) > 0; {
 		var got registry.DescribedAnswer
@@ -169,8 +170,8 @@ func TestAModelsArgumentsBecomeTheTools(t *testing.T) {
 	}
 }
 
-// A declared name means the one tool that is declared under it, whatever else is
-// served, was rendered, or is called by such a name in part.
+// A declared name means the declared tool, even if other tools are served, were rendered or match
+// the name in part.
 func TestADeclaredNameMeansOneTool(t *testing.T) {
 	t.Parallel()
 	b := shelf(t, "a", map[string]string{
@@ -199,8 +200,7 @@ func TestADeclaredNameMeansOneTool(t *testing.T) {
 	}
 }
 
-// What the asker has itself is rendered in one set with what the mesh serves, and
-// stands before it.
+// Tools that the caller declares are rendered in one set with the mesh's, and before them.
 func TestToolsOfTheAskerAreRenderedToo(t *testing.T) {
 	t.Parallel()
 	b := shelf(t, "a", map[string]string{"one": oneInteger, "two": oneInteger})

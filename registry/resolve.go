@@ -44,8 +44,8 @@ type Route struct {
 	ParallelSafe bool
 	// Nodes can run it now. Empty: it is known, and no node serves it.
 	Nodes []Candidate
-	// Reason says why no node serves it or, if each of Nodes has a notice, what callers must
-	// expect for a while.
+	// Reason says why no node serves it or, if each of Nodes has a notice, names the temporary
+	// restriction.
 	Reason string
 	// Warning is a fault of it that one of Nodes has found.
 	Warning string
@@ -105,7 +105,7 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 	return r, true
 }
 
-// weigh sets the weights of a tool's nodes, by what their heartbeats say of it.
+// weigh sets the weights of a tool's nodes by their heartbeats.
 func (v *View) weigh(id subjects.ToolID, nodes []Candidate) {
 	paces := make([]codec.ToolPace, len(nodes))
 	v.mu.RLock()

@@ -61,8 +61,8 @@ type Request struct {
 	// declare read_only.
 	Query    string `json:"query,omitempty"`
 	ReadOnly bool   `json:"read_only,omitempty"`
-	// Declared are tools of the caller's own: ID, Description and InputSchema count. For
-	// render and arguments their ids mean these tools, whatever the mesh serves.
+	// Declared are tools of the caller's own: ID, Description and InputSchema count. For render and
+	// arguments their ids mean these tools, even if the mesh serves others of that id.
 	Declared []*tool.Descriptor `json:"declared,omitempty"`
 	// Arguments are those that a model wrote: an object, or JSON in a text.
 	Arguments json.RawMessage `json:"arguments,omitempty"`
@@ -148,7 +148,7 @@ type DescribeAnswer struct {
 	Served
 }
 
-// Served is what a [DescribeAnswer] adds to the descriptor's own form.
+// Served has the fields of a [DescribeAnswer] besides the descriptor's.
 type Served struct {
 	Digest string            `json:"digest"`
 	Nodes  []subjects.NodeID `json:"nodes"`
@@ -193,7 +193,7 @@ func (a DescribeAnswer) MarshalJSON() ([]byte, error) {
 	return append(out, tail[1:]...), nil
 }
 
-// UnmarshalJSON reads what MarshalJSON wrote.
+// UnmarshalJSON is the inverse of MarshalJSON.
 func (a *DescribeAnswer) UnmarshalJSON(data []byte) error {
 	*a = DescribeAnswer{Descriptor: new(tool.Descriptor)}
 	if err := json.Unmarshal(data, &a.Served); err != nil {
@@ -214,7 +214,7 @@ type Responder struct {
 	searcher *searcher
 
 	sub  *nats.Subscription
-	work errgroup.Group // answers what is not at hand
+	work errgroup.Group // answers that need the store
 	once sync.Once
 }
 
@@ -391,7 +391,7 @@ func (r *Responder) describeAll(session subjects.SessionID, ids []string) (any, 
 		answer.Tools = append(answer.Tools, one)
 	}
 	if len(answer.Tools) == 0 && len(ids) > 0 {
-		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "what is known of tool %q is more than a message holds", ids[0])
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the description of tool %q exceeds the size of a message", ids[0])
 	}
 	return answer, nil
 }

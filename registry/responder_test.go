@@ -192,7 +192,7 @@ func TestRegistryRefuses(t *testing.T) {
 			t.Errorf("%s: %+v", name, e)
 		}
 	}
-	// Nor does it answer what it cannot honour, or read.
+	// It answers no request that is invalid or that it does not support.
 	for _, verb := range []string{registry.VerbList, registry.VerbDescribe, registry.VerbResolve, registry.VerbCandidates, registry.VerbRender} {
 		for header, code := range map[string]toolmesh.Code{
 			"NATS/1.0\r\nMesh-Require: zz\r\n\r\n": toolmesh.CodeProtocolError, "NATS/1.0\r\nMesh-Proto: 2\r\n\r\n": toolmesh.CodeProtocolError,
@@ -216,7 +216,8 @@ func TestRegistryRefuses(t *testing.T) {
 			}
 		}
 	}
-	// A request whose reply is no inbox is dropped: the registry is nobody's deputy.
+	// A request with a reply that is not an inbox is dropped: the registry must not publish for a
+	// caller.
 	victim, err := s.Connect(t).SubscribeSync(subjects.KVSubject(subjects.BucketNodes, "victim"))
 	if err != nil {
 		t.Fatal(err)
@@ -260,7 +261,7 @@ func TestSessionsSeeTheirOwnToolsFirst(t *testing.T) {
 	meshtest.Until(t, "the view knows them", func() bool {
 		return nodesOf(v, "s1", "search") != "unknown" && nodesOf(v, "s1", "mine.note") != "unknown" && nodesOf(v, "s1", "alt.search") != "unknown"
 	})
-	// Nobody knows what an index has that is installed and not served yet.
+	// The tools of an index that is installed and not served yet are unknown.
 	for _, r := range []registry.IndexRecord{
 		{Name: "coming", Source: "git:x", State: registry.IndexInstalled},
 		{Name: "hers", Source: "git:z", Session: "s1", State: registry.IndexInstalled}, {Name: "web", Source: "git:w", State: registry.IndexInstalled},
@@ -309,7 +310,7 @@ func TestSessionsSeeTheirOwnToolsFirst(t *testing.T) {
 	if got, want := strings.Join(ids, " "), "alt.search mine.note search web.fetch web.search"; got != want {
 		t.Fatalf("listed %q, want %q", got, want)
 	}
-	// A session of that name is created: what the old one had is not its own.
+	// A session of that name is created: it does not get the old one's tools.
 	if err := store.CreateSession(t.Context(), registry.SessionRecord{ID: "s1", Epoch: "e1", Created: time.Now()}); err != nil {
 		t.Fatal(err)
 	}
@@ -345,8 +346,8 @@ func TestNamesThatTravelHashed(t *testing.T) {
 	}
 }
 
-// An id whose long name travels hashed can be called as it travels: the registry
-// knows it, too.
+// An id with a long name that travels hashed can be called in that form: the registry knows it,
+// too.
 func TestHashedIdsAreKnown(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
@@ -391,7 +392,7 @@ func TestHashedIdsAreKnown(t *testing.T) {
 			t.Errorf("%s resolves %s: %v", session, name, err)
 		}
 	}
-	// What is withdrawn is unknown, whichever way it is written.
+	// A withdrawn tool is unknown, in either form of its id.
 	publish(t, store, l, "web", "r2", "web.short")
 	meshtest.Until(t, "it is gone", func() bool { _, ok := v.Route("s1", long); return !ok })
 	if _, ok := v.Route("s1", subjects.ToolID(wire(long))); ok {
@@ -535,7 +536,7 @@ func TestDescriptorsAreCachedAndBounded(t *testing.T) {
 	}
 }
 
-// What is in effect is what the tool declares, within what each of its nodes says.
+// The limits in effect are the tool's, bounded by those of its nodes.
 func TestDescribedLimitsAreThoseInEffect(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))

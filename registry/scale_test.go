@@ -18,8 +18,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// crowd puts the leases of many nodes into the registry that nobody renews or beats for,
-// as an earlier version wrote them.
+// crowd puts leases of many nodes into the registry, without renewals and heartbeats, in the form
+// of an earlier version.
 func crowd(t testing.TB, b *bus.Bus, from, to int, change func(*registry.NodeRecord)) {
 	t.Helper()
 	for i := from; i < to; i++ {
@@ -85,8 +85,8 @@ func TestSparingViewGetsItsHeartbeats(t *testing.T) {
 		if got := mine.Conn().NumSubscriptions(); got != subscribed-1 {
 			t.Errorf("a view of a large mesh has %d subscriptions, want %d: it hears all nodes", got, subscribed-1)
 		}
-		// Nobody beats: who hears all of them believes none, the other one their leases,
-		// but for the one that it was asked about.
+		// No node sends heartbeats: a view that subscribes to all of them takes all as gone, the
+		// sparing one believes their leases, except that of the node it was asked about.
 		meshtest.Until(t, "the whole view finds the silent node gone, and the sparing one as it was asked about it", func() bool {
 			return !v.Alive("many5") && !whole.Alive("many5")
 		})
@@ -115,8 +115,8 @@ func TestSparingViewGetsItsHeartbeats(t *testing.T) {
 	})
 }
 
-// Who answers for a large mesh without hearing it listens for once when it is asked what
-// the nodes do.
+// A responder of a large mesh that does not subscribe to heartbeats does so once when it is asked
+// for statistics.
 func TestStatsOfALargeMesh(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
@@ -146,7 +146,7 @@ func TestStatsOfALargeMesh(t *testing.T) {
 	})
 }
 
-// Nodes that serve the same share what is known of it.
+// Nodes with equal tools share one list.
 func TestNodesShareEqualLists(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
@@ -178,7 +178,7 @@ func TestNodesShareEqualLists(t *testing.T) {
 	meshtest.Until(t, "what nobody serves is forgotten", func() bool { return nodesOf(v, "", "demo.b") == "unknown" && v.Lists() == 1 })
 }
 
-// A view that was without its connection reads what has changed since, and no more.
+// After a lost connection a view reads only the changes since.
 func TestReconnectReadsMissedChanges(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -221,8 +221,8 @@ func TestReconnectReadsMissedChanges(t *testing.T) {
 	}
 }
 
-// A lease stands as long as the number of nodes asks for, and no longer than in a small
-// mesh where something rests on it.
+// A lease lasts as long as the number of nodes requires, and no longer than in a small mesh if
+// something relies on it.
 func TestLeasesFollowTheSizeOfTheMesh(t *testing.T) {
 	t.Parallel()
 	for nodes, want := range map[uint64]time.Duration{
@@ -293,7 +293,7 @@ func TestLongLeasesOfTheDeadAreEnded(t *testing.T) {
 	}
 }
 
-// A listener is notified of what it has asked for, and of nothing else.
+// A listener is notified only of the requested keys.
 func TestNotifyOfRequestedKeys(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
@@ -353,8 +353,8 @@ func TestAnswersNameSomeOfManyNodes(t *testing.T) {
 	}
 }
 
-// What a node served that was killed is taken away once it has had no lease for some time:
-// of those that live, and of one that is heard and writes its lease in a moment, nothing is.
+// The records of a killed node's tools are removed some time after its lease: never those of a live
+// node, or of one that sends heartbeats and is about to write its lease.
 func TestToolsOfDeadNodesAreRemoved(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

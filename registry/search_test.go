@@ -50,8 +50,8 @@ func found(t testing.TB, b *bus.Bus, session string, q registry.Request) string 
 	return ids.String()
 }
 
-// A session finds the tools that it can call: those of all sessions and its own, in the
-// revision that is served, and nothing of other sessions. What changes is found at once.
+// A session finds the tools that it can call: those of all sessions and its own, in the served
+// revision, and none of other sessions. A change shows at once.
 func TestSearchFindsCallableTools(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
@@ -148,8 +148,8 @@ func TestSearchIsBounded(t *testing.T) {
 	}
 }
 
-// The index of what all sessions see is kept, whoever asks. Those of sessions are kept as long
-// as they are not too many, and made again for a session whose index is not.
+// The index of tools that all sessions see is always cached. Those of sessions are cached up to a
+// bound, and made again if missing.
 func TestSearchKeepsIndexes(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
@@ -179,8 +179,8 @@ func TestSearchKeepsIndexes(t *testing.T) {
 	}
 }
 
-// A tool whose descriptor the store lacks is found by its id, and by its words once the store has them. Until then
-// the words of all others are not read anew.
+// A tool whose descriptor the store lacks is found by its id, and by its words once the store has
+// them. Until then the words of all others are not read again.
 func TestSearchRetriesMissingDescriptors(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))

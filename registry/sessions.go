@@ -8,8 +8,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Sessions decides which sessions exist, from what a view knows. Its methods may be
-// called concurrently.
+// Sessions decides from a view which sessions exist. Its methods may be called concurrently.
 type Sessions struct {
 	strict bool // refuse sessions that were not created
 	view   atomic.Pointer[View]

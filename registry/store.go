@@ -116,7 +116,7 @@ func (s *Store) Descriptors(ctx context.Context, digests []string) (map[string]*
 		}
 		_, err := subjects.Subject{Kind: subjects.KindRegistryChange, Bucket: subjects.BucketSchemas, Key: digest}.Build()
 		if err != nil || asked[digest] {
-			continue // what cannot be a key is of a damaged record
+			continue // only a damaged record has an invalid key
 		}
 		asked[digest] = true
 		missing = append(missing, subjects.KVSubject(subjects.BucketSchemas, digest))
@@ -424,7 +424,7 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 	}
 	now := s.bus.Time()
 	old := func(m value) bool { return now.Now.Sub(m.Time) >= age+now.Bound }
-	// Claims are read before what is served: a service claims first.
+	// Claims are read before the tools' records: a service claims first.
 	claims := make(map[string]uint64)
 	for m, err := range values(ctx, s.bus, subjects.BucketIndexes, store.Query{}) {
 		if err != nil {
@@ -438,7 +438,7 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 	left := make(map[store.Key]uint64)
 	for m, err := range values(ctx, s.bus, subjects.BucketTools, store.Query{}) {
 		if err != nil {
-			return 0, fmt.Errorf("read what nodes serve: %w", err)
+			return 0, fmt.Errorf("read the tools of nodes: %w", err)
 		}
 		key, err := subjects.ParseToolsKey(m.name)
 		switch {
@@ -494,7 +494,7 @@ func replace(ctx context.Context, b store.Store, key store.Key, data []byte, rev
 	return b.Update(ctx, key, data, revision, ttl)
 }
 
-// create writes the record of what and its name, whose key must not exist.
+// create writes a new record; its key must not exist. what and name are for errors.
 func (s *Store) create(ctx context.Context, what, name string, key recordKey, record any, ttl time.Duration) error {
 	data, err := encodeRecord(record)
 	if err = cmp.Or(key.err, err); err != nil {

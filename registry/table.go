@@ -179,8 +179,7 @@ func (s *scope) places(id subjects.ToolID) []listedAs {
 	return s.tools[id]
 }
 
-// routes returns the routes of a tool, by node, then revision. What it returns is the
-// caller's.
+// routes returns the routes of a tool, by node, then revision. The caller owns the result.
 func (s *scope) routes(id subjects.ToolID) []servedAs {
 	var all []servedAs
 	for _, p := range s.places(id) {

@@ -52,7 +52,7 @@ func ParseRate(text string) (perSecond float64, err error) {
 	return float64(n) / seconds, nil
 }
 
-// Key is what the mesh knows of a public NATS key: a session's own, or a token's.
+// Key describes a public NATS key: a session's own, or a token's.
 type Key struct {
 	Session subjects.SessionID
 	// Token is the id of the token; empty for the session's own key, which no other field
@@ -69,8 +69,8 @@ type Key struct {
 // Narrowed reports whether the key may call some tools alone.
 func (k Key) Narrowed() bool { return len(k.Tools) > 0 || k.ReadOnly }
 
-// Key returns what is known of a public key; false for one that is of no session, was
-// revoked, has expired, or whose session has ended.
+// Key looks a public key up; false for one that belongs to no session, was revoked, has expired, or
+// whose session has ended.
 func (v *View) Key(public string) (Key, bool) {
 	if public == "" {
 		return Key{}, false

@@ -44,16 +44,16 @@ type ViewOptions struct {
 	checkEvery time.Duration
 }
 
-// View is what one process knows of the mesh: nodes, the tools that they serve, indexes and
-// sessions. Only agents and routers have a whole one; other hosts have one of the sessions alone. Its
-// methods send no message, may be called concurrently, and return what the caller owns.
+// View is one process's knowledge of the mesh: nodes, their tools, indexes and sessions. Only
+// agents and routers have a whole one; other hosts have one of the sessions alone. Its methods send
+// no message, may be called concurrently, and return values that the caller owns.
 type View struct {
 	bus     store.Store
 	log     *slog.Logger
 	every   time.Duration
 	sparing bool
 
-	mu         sync.RWMutex // guards what follows
+	mu         sync.RWMutex // guards the fields below
 	follows    []*follow
 	table      *table
 	wanted     map[listSum]*wantedList
@@ -192,7 +192,7 @@ func (v *View) subscribe(ctx context.Context, sessionsOnly bool) error {
 			return err
 		}
 	}
-	// From here on nothing is missed: what is read later is older than what is received.
+	// From here on nothing is missed: later reads are older than later messages.
 	return v.bus.Ping(ctx)
 }
 
@@ -408,9 +408,8 @@ func (v *View) applyTools(c change) {
 	v.touched(ChangedTools)
 }
 
-// setTools takes a record of what a node serves. tools is the list that the record names,
-// once that was read. A record whose list is not known yet waits for it; meanwhile the
-// earlier record of its key counts.
+// setTools takes a record of a node's tools. tools is the list that the record names, once it was
+// read. A record with an unknown list waits for it; meanwhile the earlier record of its key counts.
 func (v *View) setTools(c change, tools []byte) {
 	key, err := subjects.ParseToolsKey(c.key)
 	if err != nil {
@@ -445,7 +444,7 @@ func (v *View) setTools(c change, tools []byte) {
 	}
 }
 
-// trusted returns what a record says of a name if its key says the same, else the key's.
+// trusted returns a record's value if it agrees with the key, else the key's.
 func trusted[T ~string](said, key T) T {
 	if key != "" && subjects.SameName(said, key) {
 		return said
@@ -611,7 +610,7 @@ func (v *View) Nodes() []NodeStatus {
 	})
 }
 
-// Loads is [View.Nodes] without what the nodes serve, at a cost that does not depend on that.
+// Loads is [View.Nodes] without the tools, at a cost that does not depend on them.
 func (v *View) Loads() []NodeStatus {
 	v.mu.RLock()
 	defer v.mu.RUnlock()

@@ -16,9 +16,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// TestViewsAgreeAfterChurn has nodes publish and withdraw at random while the
-// broker restarts and a view's connection is cut, and expects that every view ends
-// with what is stored, whenever it was opened.
+// TestViewsAgreeAfterChurn has nodes publish and withdraw at random while the broker restarts and a
+// view's connection is cut: every view must end with the stored records, whenever it was opened.
 func TestViewsAgreeAfterChurn(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -36,7 +35,7 @@ func TestViewsAgreeAfterChurn(t *testing.T) {
 			l := leases[random.IntN(len(leases))]
 			index := subjects.IndexName(fmt.Sprintf("ix%d", random.IntN(12)))
 			if random.IntN(3) == 0 {
-				_ = l.Withdraw(t.Context(), subjects.ToolsKey{Index: index}) // what fails is repaired by the lease
+				_ = l.Withdraw(t.Context(), subjects.ToolsKey{Index: index}) // the lease repairs a failure
 				continue
 			}
 			r := registry.ToolsRecord{Index: index, Revision: fmt.Sprintf("%d.%d", round, step)}
@@ -74,7 +73,7 @@ func TestViewsAgreeAfterChurn(t *testing.T) {
 	}
 }
 
-// known is what a view says of every tool: the nodes and revisions it has.
+// known is a view's nodes and revisions of every tool.
 func known(v *registry.View) map[string]string {
 	out := make(map[string]string)
 	routes, _ := v.List("s", "", 0)

@@ -56,8 +56,8 @@ func TestViewFollowsInEveryTopology(t *testing.T) {
 	})
 }
 
-// relayed is a bus of a JetStream domain, which nobody else may relay, and which
-// is the broker's own but for what refuse answers by itself.
+// relayed is a bus of a JetStream domain that only it may relay: refuse answers some requests
+// itself, the broker the others.
 func relayed(t *testing.T, s *meshtest.Server, domain string, refuse func(subject string) []byte) *bus.Bus {
 	t.Helper()
 	mesh, caller := s.Connect(t), s.Connect(t)
@@ -84,9 +84,8 @@ func relayed(t *testing.T, s *meshtest.Server, domain string, refuse func(subjec
 	return b
 }
 
-// In a cluster a bucket that was just made, or whose servers restart, is without
-// a leader for a while: opening the registry then waits for it. What is
-// missing for good is told at once.
+// In a cluster a new bucket, or one with restarting servers, has no leader for a while: opening the
+// registry waits for it. A permanent fault is reported at once.
 func TestViewIsOpenedWhileABucketHasNoLeader(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -131,8 +130,8 @@ func TestNodesThatAreGoneAreNoCandidates(t *testing.T) {
 	publish(t, records, l, "demo", "r1", "demo.a")
 	beat(t, b1, "n1", "boot1", 0)
 	meshtest.Until(t, "it can be called", func() bool { return nodesOf(v, "s1", "demo.a") == "n1/boot1 " })
-	// Its machine is gone, the lease stands for a while. What it says before comes
-	// through: the silence begins after that.
+	// Its machine is gone, the lease lasts a while. Messages sent before arrive: the silence begins
+	// after them.
 	spoke := time.Now()
 	beat(t, b1, "n1", "boot1", 0)
 	if err := b1.Conn().Flush(); err != nil {
@@ -188,8 +187,8 @@ func TestDrainingIsNoCandidate(t *testing.T) {
 	}
 }
 
-// A node's subject and its key say which node speaks, whatever name a body has; and while
-// the boot of its lease is heard, another one's heartbeat says nothing.
+// A node's subject and its key identify it, not the name in the body; and while heartbeats of its
+// lease's boot arrive, those of another boot are ignored.
 func TestViewBelievesSubjectsAndKeys(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
@@ -301,7 +300,7 @@ func TestViewFillsHoles(t *testing.T) {
 	}
 	v := view(t, b)
 	l := acquire(t, b, record("n1", "boot1"))
-	// Without republishing, what is written is not heard.
+	// Without republishing, changes are not received.
 	config := have.CachedInfo().Config
 	quiet := config
 	quiet.RePublish = nil
@@ -368,7 +367,7 @@ func TestViewIgnoresForgedChanges(t *testing.T) {
 	if err := b.Conn().PublishMsg(m); err != nil {
 		t.Fatal(err)
 	}
-	// A record whose key says another node, index or session than its body: the key counts.
+	// If a record's key and body name different nodes, indexes or sessions, the key counts.
 	key := store.Key{Bucket: subjects.BucketTools, Name: "n2.=.i.real"}
 	if _, err := store.Of(b).Put(t.Context(), key, []byte(`{"node":"n1","session":"s9","index":"x","tools":[{"id":"real.a","digest":"d"}]}`), 0); err != nil {
 		t.Fatal(err)

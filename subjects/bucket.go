@@ -26,7 +26,7 @@ const (
 	ObjectTasks     = "MESH_TASKVALUES"
 )
 
-// RegistryBuckets are the buckets whose changes are republished.
+// RegistryBuckets are the buckets with republished changes.
 func RegistryBuckets() []string {
 	return []string{BucketNodes, BucketTools, BucketSchemas, BucketIndexes, BucketSessions}
 }
@@ -34,7 +34,7 @@ func RegistryBuckets() []string {
 // KVSubject is the subject below which a bucket's keys are stored.
 func KVSubject(bucket, key string) string { return "$KV." + bucket + "." + key }
 
-// KVAll is what a bucket's stream covers.
+// KVAll covers the stream of a bucket.
 func KVAll(bucket string) string { return "$KV." + bucket + ".>" }
 
 // KVStream is the name of a bucket's stream.
@@ -54,7 +54,7 @@ func JetStreamAPI(domain string) string {
 	return "$JS." + domain + ".API."
 }
 
-// validKey holds a bucket's key to what NATS accepts, without wildcards.
+// validKey reports whether NATS accepts a key, which must not have wildcards.
 func validKey(key string) bool {
 	if key == "" || key[0] == '.' || key[len(key)-1] == '.' || strings.Contains(key, "..") {
 		return false
@@ -173,9 +173,9 @@ func ParsePayloadName(name string) (SessionID, PayloadID, error) {
 	return SessionID(session), PayloadID(id), nil
 }
 
-// ObjectMetas is below what an object store keeps the descriptions of its objects, by
-// name in base64url, and ObjectParts likewise what they consist of, by their own ids
-// (ADR-20 of the NATS architecture).
+// ObjectMetas is the prefix of the descriptions in an object store, followed by the name in
+// base64url; ObjectParts that of the content, followed by the object's own id (ADR-20 of the NATS
+// architecture).
 func ObjectMetas(bucket string) string { return "$O." + bucket + ".M." }
 
 // ObjectParts: see [ObjectMetas].
@@ -217,16 +217,15 @@ func ParseIndexKey(key string) (IndexName, SessionID, error) {
 // anySession means "every session" in a key of MESH_TOOLS.
 const anySession = "="
 
-// ToolsKey is a key of MESH_TOOLS: what one node serves of one index
-// (Index set), or one tool of a session (Tool set). An empty Session means all
-// sessions, which only an index can serve.
+// ToolsKey is a key of MESH_TOOLS: the tools that one node serves of one index (Index set), or one
+// tool of a session (Tool set). An empty Session means all sessions; only an index can serve those.
 type ToolsKey struct {
 	Node    NodeID
 	Session SessionID
 	Index   IndexName
 	Tool    ToolID
-	// Part tells the records of an index apart whose tools do not fit into one. The
-	// first is 0, which is not written: an index of few tools has that key alone.
+	// Part numbers the records of an index that needs more than one. The first is 0, which is left
+	// out: an index of few tools has that key alone.
 	Part int
 }
 

@@ -9,7 +9,7 @@ import (
 func ExampleTool() {
 	subject, err := subjects.Tool("default", "weather.forecast.today")
 	fmt.Println(subject, err)
-	subject, err = subjects.Tool("Émile's chat", "search") // what no token can hold is encoded
+	subject, err = subjects.Tool("Émile's chat", "search") // other characters are encoded
 	fmt.Println(subject, err)
 	// Output:
 	// tools.default.weather.forecast.today <nil>

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// onAlphabet fails unless token is what may stand between two dots.
+// onAlphabet fails unless token is valid between two dots.
 func onAlphabet(t *testing.T, token string) {
 	t.Helper()
 	if token == "" || len(token) > maxToken {
@@ -207,8 +207,8 @@ func FuzzKeys(f *testing.F) {
 	})
 }
 
-// gatewayPrefix is what the broker cuts off a reply that came across gateways:
-// _GR_. and two hashes of 6 characters, whatever they hold.
+// gatewayPrefix is the length of the prefix that the broker cuts off a reply across gateways: _GR_.
+// and any two hashes of 6 characters.
 const gatewayPrefix = len("_GR_.123456.123456.")
 
 func FuzzReplyAllowed(f *testing.F) {
@@ -222,7 +222,7 @@ func FuzzReplyAllowed(f *testing.F) {
 		if strings.ContainsAny(reply, "*> \t\r\n") {
 			t.Fatalf("%q was allowed", reply)
 		}
-		// What the broker delivers to in the end is an inbox.
+		// The final subject, to which the broker delivers, is an inbox.
 		target := reply
 		if strings.HasPrefix(target, "_GR_.") {
 			if len(target) <= gatewayPrefix {

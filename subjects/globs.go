@@ -36,7 +36,7 @@ func (g Globs) Match(id ToolID) bool {
 	return len(g) == 0
 }
 
-// Exact returns the globs that have one equal pattern of subjects, and the others, whose tools
+// Exact returns the globs that equal one pattern of subjects, and the others; the tools of those
 // must be listed.
 func (g Globs) Exact() (exact, others Globs) {
 	for _, one := range g {
@@ -67,7 +67,7 @@ func globPattern(glob string) (pattern string, ok bool) {
 
 // matchGlob is linear in both texts for each star: patterns are strangers'.
 func matchGlob(glob, text string) bool {
-	reached := make([]bool, len(text)+1) // by what has been read of the glob
+	reached := make([]bool, len(text)+1) // by the part of the glob that was read
 	reached[0] = true
 	for i := 0; i < len(glob); i++ {
 		if glob[i] != '*' {

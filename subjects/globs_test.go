@@ -31,7 +31,7 @@ func TestGlobs(t *testing.T) {
 	}
 }
 
-// What a narrowed caller may publish is its tools' subjects, and nothing by which a server makes calls.
+// A narrowed caller may publish to its tools' subjects, and to none on which a server makes calls.
 func TestNarrowedRights(t *testing.T) {
 	t.Parallel()
 	exact, others := subjects.Globs{"lab.*", "lab.**", "*", "**", "a.fore*", "a.**.b", "héllo.*", "a..b"}.Exact()

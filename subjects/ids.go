@@ -29,8 +29,8 @@ type (
 // DefaultSession is the session of callers that name none.
 const DefaultSession SessionID = "default"
 
-// Account is the account whose share of common stores a session uses: its own name, and the empty
-// one for all sessions that were not created, whose names cost nothing. Those have an empty epoch.
+// Account returns the account of a session in common stores: its own name, or the empty one for all
+// sessions that were not created, which have an empty epoch: their names cost nothing.
 func Account(session SessionID, epoch string) SessionID {
 	if epoch == "" && session != DefaultSession {
 		return ""
@@ -44,7 +44,7 @@ func (id ToolID) Index() (IndexName, bool) {
 	return IndexName(index), ok
 }
 
-// Local returns the id without its index: what the index itself calls the tool.
+// Local returns the id without its index: the tool's name within the index.
 func (id ToolID) Local() string {
 	_, local, ok := strings.Cut(string(id), ".")
 	if !ok {
@@ -162,8 +162,8 @@ func WireName[T ~string](name T) T {
 	return T(token)
 }
 
-// Again names the n-th time, from 1 to [MaxAgain], that a call is made anew whose node was
-// lost. A cancel of the call reaches it as well.
+// Again is the id of the n-th repetition, from 1 to [MaxAgain], of a call after its node was lost.
+// A cancel of the call reaches it as well.
 func (id RPCID) Again(n int) RPCID { return WireName(id) + again + RPCID(strconv.Itoa(n)) }
 
 // First is the call that an id of [RPCID.Again] makes anew; of another it is the id itself.

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// Owner returns which of some nodes has something to itself, by rendezvous hashing: all
-// that know the same nodes name the same one, in whatever order they know them, and a
-// node that comes or goes changes only what is its own. It returns "" of no nodes.
+// Owner returns the one of some nodes that owns something, by rendezvous hashing: all that know the
+// same nodes return the same one, in any order, and a node that joins or leaves changes only its
+// own. It returns "" of no nodes.
 func Owner(nodes []NodeID, of ...string) (owner NodeID) {
 	key := "\x00" + strings.Join(of, "\x00")
 	var best [sha256.Size]byte

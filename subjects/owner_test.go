@@ -8,8 +8,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Who has what is the same in any order; a node that goes leaves what is others', and
-// each has its part.
+// Owners do not depend on the order of nodes; a node that leaves changes only its own, and each has
+// its share.
 func TestOwner(t *testing.T) {
 	t.Parallel()
 	nodes := []subjects.NodeID{"a", "b", "c", "d"}

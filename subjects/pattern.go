@@ -18,10 +18,10 @@ const (
 	AllTaskEvents = "mesh.evt." + EventTask + ".*"
 	// AllCallEvents are the events that an audit keeps.
 	AllCallEvents = "mesh.evt." + EventCall + ".*"
-	// AllTasks and AllSchedules are what the streams of tasks cover.
+	// AllTasks and AllSchedules cover the streams of tasks.
 	AllTasks     = "mesh.tasks.*.*.*.*"
 	AllSchedules = "mesh.schedules.*.*.*"
-	// AllDue are the schedules whose time has come.
+	// AllDue covers the schedules that are due.
 	AllDue = "mesh.schedules." + ScheduleDue + ".*.*"
 	// AllPayloads is answered by all nodes, in the queue group.
 	AllPayloads = "mesh.payload.>"
@@ -29,13 +29,13 @@ const (
 	AllAdmin = "mesh.admin.>"
 	// AllHeartbeats is every node's heartbeat.
 	AllHeartbeats = "mesh.hb.*"
-	// AllChunks is what the chunk stream covers.
+	// AllChunks covers the chunk stream.
 	AllChunks = "mesh.chunks.>"
 	// ChunksTransform and LiveTransform are source and destination of the
 	// chunk stream's republish.
 	ChunksTransform = "mesh.chunks.>"
 	LiveTransform   = "mesh.live.>"
-	// AllTools is what no stream may cover.
+	// AllTools must not be covered by any stream.
 	AllTools = "tools.>"
 	// UserInfo answers any ordinary client of the broker with, among other
 	// things, the server's time.
@@ -59,7 +59,7 @@ func CallEvents(session SessionID) (string, error) {
 	return Event(EventCall, session)
 }
 
-// TaskLane is what a consumer of the tasks of one priority and level takes.
+// TaskLane is the filter of a consumer of tasks of one priority and level.
 func TaskLane(priority, level string) string { return "mesh.tasks." + priority + "." + level + ".*.*" }
 
 // QueuedTasks are the tasks of a session, and of a priority, that are queued or run; of all
@@ -72,7 +72,7 @@ func QueuedTasks(priority string, session SessionID) (string, error) {
 	return "mesh.tasks." + priority + ".*." + token + ".*", err
 }
 
-// QueuedTask is one task in whatever lane it is queued.
+// QueuedTask is one task in any lane.
 func QueuedTask(session SessionID, id RPCID) (string, error) {
 	key, err := TaskKey(session, id)
 	return "mesh.tasks.*.*." + key, err
@@ -143,7 +143,7 @@ func InboxPrefix(session SessionID) (string, error) {
 	return "_INBOX_" + token, err
 }
 
-// keyMark begins the name in an inbox that says whose key its connection has.
+// keyMark begins the token in an inbox that names the key of its connection.
 const keyMark = "k-"
 
 // KeyedInbox is an inbox prefix below another, without the final dot, which names the digest of the

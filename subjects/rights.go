@@ -21,13 +21,12 @@ const (
 // discovery is where NATS's service discovery is asked.
 const discovery = "$SRV.>"
 
-// CallerRights are those of a caller of one session (docs/protocol, section 2).
-// shared also gives it the inbox that clients take which know of no session: all
-// that have it can read each other's answers, so it goes with [DefaultSession] of
-// a mesh that lets callers in without a key. [UserInfo] is not among them: the
-// server answers it to any reply subject, a key of a bucket included (decision 066).
-// What ends in > may not end in *: NATS (2.15.2) does not find that by a subscription that
-// ends in *, and a leaf node with these rights would not learn the subscribers.
+// CallerRights are those of a caller of one session (docs/protocol, section 2). shared adds the
+// inbox of clients that know of no session: all that have it can read each other's answers, so it
+// goes with [DefaultSession] of a mesh that admits callers without a key. [UserInfo] is not among
+// them: the server answers it to any reply subject, even a key of a bucket (decision 066). No
+// pattern in > may be written with *: NATS (2.15.2) does not find that by a subscription that ends
+// in *, and a leaf node with these rights would not learn the subscribers.
 func CallerRights(session SessionID, shared bool) (Rights, error) {
 	token, err := EncodeToken(string(session))
 	if err != nil {
@@ -47,10 +46,9 @@ func CallerRights(session SessionID, shared bool) (Rights, error) {
 	return r, nil
 }
 
-// NarrowedRights are those of a caller that may call some tools of a session alone: those that
-// an exact glob means, and those of ids. It makes neither batches nor tasks, whose calls its
-// server would make for it. Its inbox and the session's streams it shares with the session's
-// other keys.
+// NarrowedRights are those of a caller that may call only some tools of a session: those of exact
+// globs, and those of ids. It makes neither batches nor tasks, as the server would make their
+// calls. It shares its inbox and the session's streams with the session's other keys.
 func NarrowedRights(session SessionID, exact Globs, ids []ToolID) (Rights, error) {
 	token, err := EncodeToken(string(session))
 	if err != nil {
@@ -83,10 +81,9 @@ func NarrowedRights(session SessionID, exact Globs, ids []ToolID) (Rights, error
 	return r, nil
 }
 
-// NodeRights are those of agents, routers and services that serve any session.
-// A node answers the inboxes of all sessions, whose names no pattern covers, so it
-// publishes anything but what administers the mesh and ends or changes its streams;
-// it makes them where they are missing.
+// NodeRights are those of agents, routers and services that serve any session. A node answers the
+// inboxes of all sessions, which no pattern covers, so it may publish anything except requests that
+// administer the mesh or that end or change its streams; it makes missing ones.
 func NodeRights() Rights {
 	r := Rights{
 		Publish: []string{">"},

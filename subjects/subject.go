@@ -9,7 +9,7 @@ import (
 // a call twice.
 const QueueGroup = "mesh"
 
-// Kind says what a [Subject] is for.
+// Kind is the purpose of a [Subject].
 type Kind uint8
 
 // The kinds of subject of docs/protocol, section 2.
@@ -39,10 +39,9 @@ const (
 	KindRegistryChange      // mesh.reg.<bucket>.<key>
 )
 
-// Subject is one parsed subject. Which fields are set depends on Kind; Verb is
-// also the kind of an event, the priority of a queued task, and what a schedule's
-// subject is for. For every valid Subject s, Parse(s.Build()) is s,
-// apart from names that travel hashed.
+// Subject is one parsed subject. Kind decides which fields are set; Verb is also the kind of an
+// event, the priority of a queued task, and the purpose of a schedule's subject. For every valid
+// Subject s, Parse(s.Build()) is s, apart from names that travel hashed.
 type Subject struct {
 	Kind    Kind
 	Session SessionID
@@ -66,8 +65,8 @@ type part struct {
 	rest   bool // it takes all that is left of the subject
 }
 
-// field is one variable field of a [Subject]: by number, for what a function value
-// returns a pointer into is allocated on each call.
+// field numbers a variable field of a [Subject]. A function that returned a pointer to the field
+// would allocate on each call.
 type field uint8
 
 const (
@@ -173,8 +172,8 @@ func (s Subject) Build() (string, error) {
 	return string(b), nil
 }
 
-// Parse reads any subject of the mesh. It refuses wildcards, empty tokens,
-// tokens that are not the one right form of their name, and what is not ours.
+// Parse reads any subject of the mesh. It refuses wildcards, empty tokens, tokens that are not the
+// canonical form of their name, and foreign subjects.
 func Parse(subject string) (Subject, error) {
 	for kind := range forms {
 		f := &forms[kind]

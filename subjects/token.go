@@ -50,10 +50,9 @@ func hashedToken(s string) bool {
 	return err == nil && len(raw) == 16 && b32.EncodeToString(raw) == s[len(hashedPrefix):]
 }
 
-// EncodeToken returns the one subject token of a name. Names of the token
-// alphabet are their own token, others are encoded as base32hex behind "x--",
-// and what that cannot hold in 64 characters is hashed behind "x--h-". A hashed
-// token is its own token. Empty names and names that are not UTF-8 are refused.
+// EncodeToken returns the subject token of a name. A name of the token alphabet is its own token,
+// others are encoded as base32hex behind "x--", or hashed behind "x--h-" above 64 characters. A
+// hashed token is its own token. Empty names and names that are not UTF-8 are refused.
 func EncodeToken(name string) (string, error) {
 	if plainToken(name) || hashedToken(name) {
 		return name, nil

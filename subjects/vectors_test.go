@@ -11,8 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// vectors is docs/protocol/vectors.json, which clients in other languages read
-// too: what it says is the contract, and this package is held to it.
+// vectors is docs/protocol/vectors.json, the contract that clients in other languages share.
 type vectors struct {
 	About  string `json:"about"`
 	Tokens []struct {

@@ -26,7 +26,7 @@ func alternatives(n int, one string) string {
 
 // The cost of a refusal depends on the size of the arguments, and not on the number of
 // alternatives of the schema that they fail.
-func TestRefusalsAreBounded(t *testing.T) { //nolint:paralleltest // it counts what is allocated
+func TestRefusalsAreBounded(t *testing.T) { //nolint:paralleltest // it counts allocations
 	long := strings.Repeat("y", 400_000)
 	list := `["[` + strings.Repeat("1,", 200_000) + `1]"]`
 	keys := make([]string, 2000)

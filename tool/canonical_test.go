@@ -38,8 +38,8 @@ func TestCanonical(t *testing.T) {
 	}
 }
 
-// A tool that yields items cannot keep them. What is in the registry is read all the
-// same: an older node may have written it.
+// A tool that yields items cannot be cached. The registry's records are read all the same: an older
+// node may have written one.
 func TestCacheTTLOfAStreamIsRefused(t *testing.T) {
 	t.Parallel()
 	d := &tool.Descriptor{ID: "a.b", Name: "b", Source: tool.SourceGo, Annotations: tool.Annotations{CacheTTL: time.Minute, CacheShared: true}}

@@ -142,10 +142,9 @@ func Decode(data []byte, digest string) (*Descriptor, error) {
 	return d, nil
 }
 
-// Digest returns the hex SHA-256 of the canonical form: the encoded descriptor
-// with sorted keys and without white space. Equal descriptors have equal
-// digests whatever the key order of their schemas; a number literal is compared
-// as written (1.0 and 1 differ).
+// Digest returns the hex SHA-256 of the canonical form: the encoded descriptor with sorted keys and
+// without white space. The key order of schemas does not change it; a number literal is compared as
+// written (1.0 and 1 differ).
 //
 // The index is left out. Its name is in the id, and the revision must not count: an upgrade
 // that does not change a tool must not change its descriptor in any cache. The

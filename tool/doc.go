@@ -14,8 +14,8 @@
 // positional arguments. [ProviderName] and [FromProviderName] translate ids to names that model
 // providers take, and back. Schemas are JSON Schema (2020-12).
 //
-// [Annotations] are what an author says of a tool: timeouts, limits, lanes, sandboxes, caching.
-// Values with names, such as [Sandbox], have a Parse function.
+// [Annotations] are an author's declarations: timeouts, limits, lanes, sandboxes, caching. Values
+// with names, such as [Sandbox], have a Parse function.
 //
 // # Errors, units and concurrency
 //

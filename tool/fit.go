@@ -195,7 +195,8 @@ func has(o map[string]any, key string) bool { _, ok := o[key]; return ok }
 
 var separators = strings.NewReplacer(".", "", "-", "", "_", "")
 
-// PlainName is a tool's name or id without what models mangle: case and the separators . - _.
+// PlainName is a tool's name or id without the parts that models mangle: case and the separators .
+// - _.
 func PlainName(name string) string { return strings.ToLower(separators.Replace(name)) }
 
 var betweenWords = strings.NewReplacer("_", "", "-", "")
@@ -254,9 +255,8 @@ func (f *fitter) takesText(s *jsonschema.Schema) bool {
 	return mayBe(s, "string", maxSteps, func() bool { f.spend(0); return true })
 }
 
-// MayBe says whether some value of a JSON type may fit a schema, where number is one that is not
-// whole. It says yes where it cannot tell. The empty type is one that no schema names: what it
-// may be is anything.
+// MayBe reports whether some value of a JSON type may fit a schema; number means one that is not
+// whole. It is true if unknown. The empty type is one that no schema names: any value fits it.
 func MayBe(s *jsonschema.Schema, kind string) bool {
 	left := maxVisits
 	return mayBe(s, kind, maxSteps, func() bool { left--; return left > 0 })

@@ -73,13 +73,13 @@ func distance(a, b string, limit int) int {
 	if len(x)-len(y) > limit || len(y)-len(x) > limit {
 		return limit + 1
 	}
-	best, bestBefore := 0, 0 // of prev, and of before
+	best, bestBefore := 0, 0 // first of prev, then of before
 	before, prev, row := make([]int, len(y)+1), make([]int, len(y)+1), make([]int, len(y)+1)
 	for j := range prev {
 		prev[j] = min(j, far)
 	}
 	for i := 1; i <= len(x); i++ {
-		// What is further from the diagonal than limit costs more than that.
+		// Cells further from the diagonal than limit cost more than that.
 		from, to := max(1, i-limit), min(len(y), i+limit)
 		row[from-1] = min(i, far)
 		if to < len(y) {

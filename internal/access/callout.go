@@ -30,8 +30,8 @@ type Issuer struct {
 // 0600. A process that has it and a node's key can let any client in, also as an administrator.
 func IssuerFile(dataDir string) string { return filepath.Join(Folder(dataDir), "issuer.nk") }
 
-// OpenIssuer reads the issuer's key in a data folder, and makes it if there is none.
-// Errors are those of [ReadIssuer].
+// OpenIssuer reads the issuer's key in a data folder, or makes it. Errors are those of
+// [ReadIssuer].
 func OpenIssuer(dataDir string) (*Issuer, error) {
 	path := IssuerFile(dataDir)
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
@@ -69,7 +69,7 @@ func NewIssuer() (*Issuer, error) {
 	return &Issuer{key, public}, nil
 }
 
-// SessionKey is what is known of a key of a session.
+// SessionKey describes a key of a session.
 type SessionKey struct {
 	Session subjects.SessionID
 	// Narrowed keys may call the tools alone that Exact means, globs with a pattern of
@@ -84,13 +84,13 @@ type SessionKey struct {
 	For time.Duration
 }
 
-// errUnknown is what a client is told whose key is no session's, or not its own.
+// errUnknown is the answer to a client whose key belongs to no session, or to another client.
 var errUnknown = errors.New("this key is none of a session")
 
-// Answer answers one request of a server. find looks a public key up; it is called
-// once the client has proved that it has the other half. client is the server's
-// number of the connection that is let in, 0 for none. The error is of a request
-// that is none, or that is meant for another issuer: the server would believe nothing.
+// Answer answers one request of a server. find looks a public key up, after the client has proved
+// that it has the private one. client is the server's number of the admitted connection, 0 for
+// none. The error is for an invalid request, or one for another issuer, whose answer the server
+// would refuse.
 func (i *Issuer) Answer(request []byte, find func(public string) (SessionKey, bool)) (answer []byte, client uint64, public string, err error) {
 	r, err := jwt.DecodeAuthorizationRequestClaims(string(request))
 	if err != nil {

@@ -18,10 +18,10 @@ const keylessName = "clients of the mesh without keys"
 // questions about keys.
 const CalloutQueue = subjects.UserAuth + " " + subjects.QueueGroup
 
-// Config is the part of a NATS server's configuration that lets keys in, each with
-// the rights of its role, and clients without a key with those of the caller. A leaf node
-// without a key is refused: it stands for a whole site. The server asks the
-// issuer, which may be nil, for all other keys; those of a role answer for it.
+// Config is the part of a NATS server's configuration that admits keys, each with the rights of its
+// role, and clients without a key with those of the caller. A leaf node without a key is refused,
+// since it represents a whole site. For other keys the server asks the issuer, which may be nil;
+// keys of the role answering answer for it.
 func (k Keys) Config(issuer *Issuer, answering Role) (string, error) {
 	keyless, err := nkeys.Encode(nkeys.PrefixByteUser, []byte(keylessName))
 	if err != nil {
@@ -50,9 +50,9 @@ func (k Keys) Config(issuer *Issuer, answering Role) (string, error) {
 	return b.String(), nil
 }
 
-// Template is what users may do whose rights stand in their JWT, by role, in the form
-// of the permissions of its claims: admin, node, router and caller, which is of one
-// session. The error is that of a session's name that none can have.
+// Template is the permissions of each role for users whose JWT holds their rights, in the form of
+// its claims: admin, node, router and caller, which is of one session. The error is for an invalid
+// name of a session.
 func Template(session subjects.SessionID) (map[string]jwt.Permissions, error) {
 	caller, err := subjects.CallerRights(session, session == subjects.DefaultSession)
 	if err != nil {

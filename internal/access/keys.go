@@ -17,10 +17,10 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Role says what a key is for.
+// Role is the purpose of a key.
 type Role string
 
-// The roles, in the order of what they may do.
+// The roles, in the order of their rights.
 const (
 	Admin  Role = "admin"
 	Node   Role = "node"
@@ -108,9 +108,8 @@ func Digest(public string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// OpenOwner reads the key that owns what a person installs from folders, and makes it
-// if there is none. Of processes that make it at once all get the same one. The error
-// is invalid_request.
+// OpenOwner reads the key that owns a person's indexes from folders, or makes it. Processes that
+// make it at once all get the same one. The error is invalid_request.
 func OpenOwner(path string) (nkeys.KeyPair, error) {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		own := fmt.Sprintf("%s.%d", path, os.Getpid())
@@ -119,7 +118,7 @@ func OpenOwner(path string) (nkeys.KeyPair, error) {
 			err = create(own, nkeys.CreateUser)
 		}
 		if err == nil {
-			err = os.Link(own, path) // unlike a renaming it leaves alone what is there
+			err = os.Link(own, path) // unlike a renaming, it fails if the file exists
 			_ = os.Remove(own)
 		}
 		if err != nil && !errors.Is(err, fs.ErrExist) {

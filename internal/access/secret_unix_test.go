@@ -26,8 +26,8 @@ func TestReadsASecret(t *testing.T) {
 	fmt.Println("said:", err)
 }
 
-// A file of root's may be for a group to read where the process is not root, as those of a
-// Secret of Kubernetes are; for nobody else, and nobody but root may write it.
+// A group may read a file of root's if the process is not root, as for a Secret of Kubernetes; no
+// other user may, and only root may write it.
 func TestASecretThatIsGiven(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {

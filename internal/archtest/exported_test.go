@@ -65,15 +65,15 @@ func compile() (all []*types.Package, err error) {
 	return all, nil
 }
 
-// surface looks for types of internal packages in what public packages export.
+// surface looks for types of internal packages in the exported API of public packages.
 type surface struct {
 	named map[*types.TypeName]bool // types of internal packages that have an exported alias in a public one
 	bad   []string
 }
 
-// exposed returns a line for each exported name with a type in it that no other module can
-// write: one of an internal package without an exported alias in a public one. What such an
-// alias names is looked into as well.
+// exposed returns a line for each exported name with a type in it that no other module can write:
+// one of an internal package without an exported alias in a public one. It follows such aliases as
+// well.
 func exposed(packages []*types.Package) []string {
 	s := &surface{named: make(map[*types.TypeName]bool)}
 	var exported []types.Object
@@ -105,7 +105,7 @@ func isType(o types.Object) bool {
 	return ok
 }
 
-// declaration looks into a type: its methods, and what it is made of.
+// declaration checks a type: its methods, and its underlying type.
 func (s *surface) declaration(name string, t *types.Named) {
 	for m := range types.NewMethodSet(types.NewPointer(t)).Methods() { // those of embedded types, too
 		if m.Obj().Exported() {

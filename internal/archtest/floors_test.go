@@ -10,7 +10,7 @@ import (
 
 const module = "github.com/toolmesh/toolmesh"
 
-// top is the floor of what only uses the house: nothing may import it.
+// top is the floor of packages that only use others: none may import them.
 const top = 99
 
 // floors is the table of the module's doc.go: folder of a package (or of a package and
@@ -58,7 +58,7 @@ var floors = map[string]int{
 	"internal/callout": 9,
 	"internal/monitor": 9,
 
-	"cmd":      10, // the three binaries, and in cmd/internal what they share
+	"cmd":      10, // the three binaries, and cmd/internal, which they share
 	"meshtest": 10,
 
 	"bench":             top,
@@ -96,7 +96,7 @@ var onlyIn = []struct {
 	{module + "/meshtest", []string{"bench", "e2e", "examples", "internal/testmesh"}, "it is for tests"},
 }
 
-// never says what a folder must not depend on, directly or through others.
+// never lists the forbidden dependencies of a folder, direct or through others.
 var never = []struct {
 	folder string
 	banned []string
@@ -132,7 +132,7 @@ var badNames = []string{"util", "utils", "common", "helper", "helpers", "types",
 type source struct {
 	folder  string   // relative to the module's root; "" is the root
 	name    string   // of the package
-	imports []string // of non-test files, whatever their build constraints
+	imports []string // of non-test files, with any build constraints
 	deps    []string // everything that its build pulls in
 	files   []string // non-test Go files
 }
@@ -224,8 +224,8 @@ func brokenRooms(packages []source) []string {
 	return broken
 }
 
-// brokenNames returns a line for each package whose name says nothing, or that
-// has no doc.go. Examples show one file to read and need none.
+// brokenNames returns a line for each package with a meaningless name, or without a doc.go.
+// Examples show one file to read and need none.
 func brokenNames(packages []source) []string {
 	var broken []string
 	for _, p := range packages {
@@ -277,7 +277,7 @@ func TestNames(t *testing.T) {
 	report(t, brokenNames(house(t).packages))
 }
 
-// The rules themselves: each refuses what it is for.
+// Each rule refuses its own example.
 func TestRulesRefuse(t *testing.T) {
 	t.Parallel()
 	in := func(folder string, imports ...string) source {

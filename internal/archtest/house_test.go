@@ -23,7 +23,7 @@ import (
 // pinned is the one file that only keeps modules in go.mod and is never built.
 const pinned = "deps_pin.go"
 
-// model is the house as it stands on disk: read once, used by every test.
+// model is the source tree on disk: read once, used by every test.
 type model struct {
 	root     string // of the module
 	packages []source
@@ -43,7 +43,7 @@ func house(t *testing.T) *model {
 	return m
 }
 
-// listed is what we ask of go list.
+// listed is the part of go list's answer that the tests use.
 type listed struct {
 	ImportPath     string
 	Name           string
@@ -93,9 +93,8 @@ func (m *model) read() error {
 	return m.watchFolders()
 }
 
-// watchFolders looks into every folder, which is what tells the go command's
-// test cache that a new package or file makes an earlier result worthless: it
-// does not see what go list and git read.
+// watchFolders reads every folder, so that the go command's test cache notices a new package or
+// file: it does not see the reads of go list and git.
 func (m *model) watchFolders() error {
 	return filepath.WalkDir(m.root, func(name string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() && name != m.root && (strings.HasPrefix(d.Name(), ".") && d.Name() != ".ci" || d.Name() == "bin") {

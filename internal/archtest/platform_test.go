@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// What services embed builds on the machines that people write services on.
+// The packages that services embed build on the machines of their developers.
 func TestLibrariesBuildElsewhere(t *testing.T) {
 	t.Parallel()
 	m := house(t)

@@ -272,7 +272,7 @@ func TestNothingOfThisMachine(t *testing.T) {
 	}
 }
 
-// The rules over text refuse what they are for.
+// The rules over text refuse their own examples.
 func TestTextRulesRefuse(t *testing.T) {
 	t.Parallel()
 	fset := token.NewFileSet()

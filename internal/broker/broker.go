@@ -43,7 +43,7 @@ type Options struct {
 	Config string
 	// Logger takes the server's log; nil discards it.
 	Logger *slog.Logger
-	// Debug also logs what the server says at its debug level. Defaults to false.
+	// Debug also logs the server's messages of debug level. Defaults to false.
 	Debug bool
 }
 
@@ -77,8 +77,8 @@ func Start(ctx context.Context, o Options) (*Broker, error) {
 	srv.SetLoggerV2(log, o.Debug, false, false)
 
 	b := &Broker{srv: srv}
-	// Start returns once the listeners are open or have failed; what is fatal to
-	// the server arrives as a log line, which serverLog keeps.
+	// Start returns once the listeners are open or have failed; a fatal error arrives as a log
+	// line, which serverLog keeps.
 	srv.Start()
 	if err := b.ready(ctx, opts, log); err != nil {
 		b.Shutdown()
@@ -180,11 +180,10 @@ func (b *Broker) ready(ctx context.Context, opts *server.Options, log *serverLog
 // URL is where clients connect.
 func (b *Broker) URL() string { return b.url }
 
-// InProcessConn connects without a socket; it makes a Broker what
-// nats.InProcessServer takes.
+// InProcessConn connects without a socket; it makes a Broker a nats.InProcessServer.
 func (b *Broker) InProcessConn() (net.Conn, error) { return b.srv.InProcessConn() }
 
-// Server is the server itself, for tests and for what this package does not wrap.
+// Server is the server itself, for tests and for features that this package does not wrap.
 func (b *Broker) Server() *server.Server { return b.srv }
 
 // Connected reports whether a client is there, by the server's number of it.
@@ -210,8 +209,8 @@ func defaulted[T comparable](value, fallback T) T {
 	return value
 }
 
-// serverLog writes what nats-server logs to slog and keeps what is fatal:
-// nats-server's own logger would end the process there.
+// serverLog writes nats-server's log to slog and keeps fatal errors: nats-server's own logger would
+// end the process there.
 type serverLog struct {
 	log *slog.Logger
 

@@ -132,8 +132,8 @@ func TestStoreIsKept(t *testing.T) {
 	}
 }
 
-// What streams reserve is known from their files alone, before a broker starts
-// that must have room for them.
+// The reserved bytes of streams are known from their files before a broker starts, which must have
+// room for them.
 func TestReserved(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

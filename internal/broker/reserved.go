@@ -9,10 +9,9 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// Reserved is how many bytes the streams whose files are in a StoreDir reserve: a
-// broker that starts there with a smaller MaxStore keeps them, and refuses every
-// other stream. It reads what nats-server keeps beside each stream; what it
-// cannot read counts as nothing. No broker need run there.
+// Reserved is the number of bytes that the streams in a StoreDir reserve: a broker that starts
+// there with a smaller MaxStore keeps them, and refuses every other stream. It reads nats-server's
+// own files; an unreadable one counts as 0. No broker need run there.
 func Reserved(storeDir string) int64 {
 	files, err := filepath.Glob(filepath.Join(storeDir, server.JetStreamStoreDir, "*", "streams", "*", server.JetStreamMetaFile))
 	if err != nil {

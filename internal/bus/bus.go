@@ -76,8 +76,8 @@ type State struct {
 type Conn interface {
 	// Conn is the NATS connection below.
 	Conn() *nats.Conn
-	// Close ends what belongs to the Conn and leaves the NATS connection open. It may be
-	// called more than once.
+	// Close ends the Conn's own work and leaves the NATS connection open. It may be called more
+	// than once.
 	Close()
 	shared() *Bus // only a Bus is one
 }

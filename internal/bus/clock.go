@@ -244,7 +244,7 @@ func (b *Bus) measureTime() {
 			case b.ctx.Err() != nil:
 				return
 			case refused && !was:
-				b.log.Warn("the broker does not tell this connection its time: deadlines are neither sent nor checked, and this machine's clock stands for the mesh's", errorAttr(err))
+				b.log.Warn("the broker does not tell this connection its time: deadlines are neither sent nor checked, and this machine's clock is used for the mesh's", errorAttr(err))
 			case err != nil && !refused && !b.State().Since.Equal(c.denied): // otherwise WantTime must request it
 				pause = timeRetry
 			}

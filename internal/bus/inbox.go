@@ -114,8 +114,8 @@ func (i *Inbox) Send(m *nats.Msg) error {
 	return nil
 }
 
-// Taken records that the broker has accepted the message, whatever it answers to the next one
-// to the same subject.
+// Taken records that the broker has accepted the message, even if it refuses the next one to that
+// subject.
 func (i *Inbox) Taken() { i.taken.Store(true) }
 
 // run is the pump.
@@ -188,7 +188,7 @@ func NoResponders(m *nats.Msg) bool {
 	return len(m.Data) == 0 && m.Header != nil && m.Header.Get(headerStatus) == statusNoResponders
 }
 
-// Collect opens an inbox for up to so many replies; what is more is dropped.
+// Collect opens an inbox for at most that many replies; further ones are dropped.
 func (b *Bus) Collect(most int) (*Inbox, <-chan Arrival, error) {
 	got := make(chan Arrival, most)
 	in, err := b.Open(func(m *nats.Msg, err error) {

@@ -12,17 +12,17 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// entrySize is about what an entry takes beside its result.
+// entrySize is the approximate size of an entry besides its result, in bytes.
 const entrySize = 512
 
-// Key is what two calls of a tool must have in common to have one result.
+// Key identifies the calls of a tool that may share a result.
 type Key struct {
 	Session subjects.SessionID // empty where all sessions share
 	Epoch   string             // of the session
 	Args    [32]byte           // SHA-256 of the canonical arguments, and all else that counts
 }
 
-// Cache is what one node keeps. Its methods, and those of its tools, may be called
+// Cache holds the cached results of one node. Its methods, and those of its tools, may be called
 // concurrently.
 type Cache struct {
 	maxBytes   int64
@@ -45,8 +45,8 @@ type entry struct {
 
 func (e *entry) size() int64 { return int64(len(e.result)) + entrySize }
 
-// New returns a cache of at most so many bytes, entries' own size included, and so
-// many entries. What does not fit into an answer is not kept: its callers get an error.
+// New returns a cache of at most so many bytes, entries' own size included, and so many entries. A
+// result above an answer's size is not cached: its callers get an error.
 func New(maxBytes int64, maxEntries int, fits func(size int) bool) *Cache {
 	return &Cache{maxBytes: maxBytes, maxEntries: maxEntries, fits: fits, used: list.New()}
 }
@@ -67,8 +67,7 @@ func (c *Cache) Offer(ttl time.Duration) *Tool {
 	return &Tool{cache: c, ttl: ttl, kept: make(map[Key]*list.Element), runs: make(map[Key]*flight)}
 }
 
-// Withdraw forgets what is kept of the tool, and keeps nothing of it any more: also not
-// of runs that have yet to end.
+// Withdraw removes the tool's results and caches none of it any more, not even of running calls.
 func (t *Tool) Withdraw() {
 	c := t.cache
 	c.mu.Lock()
@@ -172,12 +171,11 @@ type flight struct {
 // or that of run, which is then called. hit says that it was not: the result was made
 // for another call. A result is kept, an error is not.
 //
-// What runs belongs to all that wait for it. ctx is its caller's own: when it ends, Do
-// returns its error, and the run goes on for the others. With the last of them its
-// context ends with the same cause, and Do returns what the run makes of that. Where
-// the run failed, the others run the tool themselves: whether its error would have been
-// theirs nobody knows. run is called by a goroutine of its own, which ends before the
-// last Do of those that wait.
+// An execution belongs to all that wait for it. ctx is its caller's own: when it ends, Do returns
+// its error, and the execution goes on for the others. After the last of them its context ends with
+// the same cause, and Do returns run's result. If the execution fails, the others run the tool
+// themselves, as their own error might have been another. run is called on its own goroutine, which
+// ends before the last waiting Do.
 //
 // depth is how many calls are above this one. It waits for runs of at least its own
 // depth only: those above it may be waiting for it.
@@ -218,8 +216,7 @@ func (t *Tool) Do(ctx context.Context, key Key, depth int, run Run) (result json
 	return f.result, !began, f.err
 }
 
-// Fresh runs the tool for one caller, whatever is kept, and keeps the result in its
-// place.
+// Fresh runs the tool for one caller, ignores a cached result, and replaces it.
 func (t *Tool) Fresh(ctx context.Context, key Key, run Run) (json.RawMessage, error) {
 	at := time.Now()
 	result, err := run(ctx)
@@ -252,8 +249,8 @@ func (t *Tool) begin(key Key, depth int, run Run) *flight {
 	return f
 }
 
-// leave has one less wait for a run, and reports whether that was the last one: then
-// the run is stopped, and nobody else joins it.
+// leave removes one waiter from an execution, and reports whether it was the last one: then the
+// execution is stopped, and no caller joins it.
 func (t *Tool) leave(key Key, f *flight, cause error) (last bool) {
 	t.cache.mu.Lock()
 	defer t.cache.mu.Unlock()

@@ -27,7 +27,7 @@ func keyOf(text string) (k Key) {
 
 func anySize(int) bool { return true }
 
-// runs counts the runs of a tool, whose result is their number.
+// runs counts the executions of a tool; its result is their number.
 type runs struct{ n atomic.Int64 }
 
 func (r *runs) run(context.Context) (json.RawMessage, error) {
@@ -43,7 +43,7 @@ func do(t *testing.T, tool *Tool, key Key, run Run) (string, bool) {
 	return string(result), hit
 }
 
-// What is kept is served until its time is over, counted from the end of its run.
+// A cached result is served until its ttl after the end of its execution.
 func TestExpiry(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestExpiry(t *testing.T) {
 	})
 }
 
-// The bounds hold, and what was not used for longest gives way.
+// The bounds hold, and the least recently used entry is evicted.
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	result := func(size int) Run {
@@ -284,7 +284,7 @@ func TestCallersEndIndependently(t *testing.T) {
 	})
 }
 
-// Nobody joins a run that is being stopped.
+// No caller joins an execution that is being stopped.
 func TestStoppedFlightIsNotJoined(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

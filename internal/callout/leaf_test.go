@@ -24,8 +24,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// A leaf node may do what its key may, and so may the clients behind it. One without a
-// key is refused, although a client without a key is let in.
+// A leaf node has the rights of its key, and so do the clients behind it. One without a key is
+// refused, although a client without a key is admitted.
 func TestLeafNodes(t *testing.T) {
 	t.Parallel()
 	k := meshtest.WithKeys(t, meshtest.Config("leafnodes { listen: 127.0.0.1:-1 }"))
@@ -92,7 +92,7 @@ func TestLeafNodes(t *testing.T) {
 	}
 }
 
-// knock connects as a leaf node does, and returns what the server says to that.
+// knock connects as a leaf node does, and returns the server's answer.
 func knock(t *testing.T, address string, key nkeys.KeyPair) string {
 	t.Helper()
 	conn, err := net.Dial("tcp", address)

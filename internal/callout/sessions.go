@@ -23,8 +23,8 @@ import (
 const (
 	// keyLook is the interval at which the sessions of connected keys are checked.
 	keyLook = 250 * time.Millisecond
-	// narrowedFor is how long a connection lasts whose key is narrowed to some tools: its rights
-	// list the tools of its beginning.
+	// narrowedFor is the max age of a connection with a key that is narrowed to some tools: its
+	// rights list the tools at its beginning.
 	narrowedFor = 5 * time.Minute
 	// toolsMax is how many tools the rights of a connection list.
 	toolsMax = 2000
@@ -49,10 +49,10 @@ type Options struct {
 	// Renew is how long a connection may last where there is no Server, in whole
 	// seconds. Its client connects again, and that of an ended session is refused.
 	Renew time.Duration
-	// Seen returns what the process knows of the mesh's tools, nil while it knows nothing:
-	// keys that are narrowed to some tools need it.
+	// Seen returns the process's view of the mesh, nil while it has none: keys that are narrowed to
+	// some tools need it.
 	Seen func() *registry.View
-	// Logger takes what is wrong with the server's questions; nil discards it.
+	// Logger logs invalid questions of the server; nil discards them.
 	Logger *slog.Logger
 }
 
@@ -130,8 +130,8 @@ func (k *SessionKeys) Stop() {
 	k.bus.Close()
 }
 
-// asked answers a question of the server. Only trusted processes can publish one. It does not wait for what the
-// view does not know yet, as strangers cause questions, too.
+// asked answers a question of the server. Only trusted processes can publish one. It does not wait
+// for records that the view lacks, as strangers cause questions, too.
 func (k *SessionKeys) asked(m *nats.Msg) {
 	answer, client, public, err := k.issuer.Answer(m.Data, k.find)
 	if err != nil {
@@ -169,7 +169,7 @@ func (k *SessionKeys) find(public string) (access.SessionKey, bool) {
 	return found, true
 }
 
-// narrow returns what a narrowed key may call: globs that are patterns of subjects, and tools.
+// narrow returns the rights of a narrowed key: globs that are patterns of subjects, and tools.
 func (k *SessionKeys) narrow(known registry.Key) (exact subjects.Globs, tools []subjects.ToolID, err error) {
 	listed := known.Tools
 	if !known.ReadOnly {
@@ -227,7 +227,7 @@ func (k *SessionKeys) follow() {
 		clients := maps.Clone(k.clients)
 		k.mu.Unlock()
 		maps.DeleteFunc(clients, func(client uint64, public string) bool {
-			_, lives := k.view.Key(public) // read behind the clients: what let them in is known
+			_, lives := k.view.Key(public) // read after the clients: the record that admitted them is known
 			if !lives {
 				k.opts.Server.Disconnect(client)
 			}

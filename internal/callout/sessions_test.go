@@ -172,8 +172,8 @@ func TestKeysOfSessionsInACluster(t *testing.T) {
 	}
 }
 
-// Whoever may not hear a server's questions, or has the key of another issuer than
-// the server believes, says so.
+// A process that may not subscribe to the server's questions, or has the key of an issuer that the
+// server does not trust, reports it.
 func TestThoseThatCannotAnswer(t *testing.T) {
 	t.Parallel()
 	k, other := meshtest.WithKeys(t), meshtest.WithKeys(t)
@@ -229,7 +229,7 @@ func seedOf(t *testing.T, file string) []byte {
 	return lines[len(lines)-1]
 }
 
-// question is that of a server whose clock is a day behind.
+// question is that of a server with a clock that is a day behind.
 func question(t *testing.T, issuer string, written *base64.Encoding) (request []byte, asked int64) {
 	t.Helper()
 	must := func(err error) {
@@ -251,7 +251,7 @@ func question(t *testing.T, issuer string, written *base64.Encoding) (request []
 	claims.ConnectOptions.SignedNonce = written.EncodeToString(signed)
 	token, err := claims.Encode(server)
 	must(err)
-	// The library writes the time of now into what it signs.
+	// The library sets the current time in its signature.
 	parts := strings.Split(token, ".")
 	body, err := base64.RawURLEncoding.DecodeString(parts[1])
 	must(err)
@@ -298,8 +298,8 @@ func TestSignaturesInEveryForm(t *testing.T) {
 	}
 }
 
-// A file of a key is what libraries of NATS take for one: the seed, to the last byte. Files
-// with a comment, as they were, and from editors of Windows are read.
+// A key file has the form that NATS libraries read: the seed, to the last byte. Files with a
+// comment, as they were, and from editors of Windows are read.
 func TestFilesOfKeysAreSeeds(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "mine.nk")
@@ -326,8 +326,7 @@ func TestFilesOfKeysAreSeeds(t *testing.T) {
 	}
 }
 
-// How long a connection may last is by the clock of the server that asks, whatever
-// that of this process.
+// The max age of a connection is by the clock of the server that asks, not by this process's.
 func TestRenewalIsByTheServersClock(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -388,7 +387,7 @@ func (s *slowServer) Connected(uint64) bool {
 
 func (*slowServer) Disconnect(uint64) {}
 
-// Whoever logs in does not wait until it is looked whether the sessions of others go on.
+// A login does not wait for the check of other sessions.
 func TestLoginsDoNotWaitForUpkeep(t *testing.T) {
 	t.Parallel()
 	k := meshtest.WithKeys(t)

@@ -61,9 +61,8 @@ func again(t *testing.T, h *holder) {
 	meshtest.Until(t, "the client is connected again", func() bool { return h.nc.Stats().Reconnects > before && h.nc.IsConnected() })
 }
 
-// A token that is narrowed calls its tools alone, in whatever way the globs are written, and
-// what the broker lets it call is renewed. It ends when it expires, when it is revoked, and
-// with its session.
+// A narrowed token calls its tools alone, in any form of its globs, and its rights at the broker
+// are renewed. It ends when it expires, when it is revoked, and with its session.
 func TestNarrowedTokens(t *testing.T) {
 	t.Parallel()
 	k := meshtest.WithKeys(t)
@@ -161,7 +160,7 @@ func TestNarrowedTokens(t *testing.T) {
 	brief := hold(registry.TokenRecord{ID: "brief", Expires: time.Now().Add(3 * time.Second)})
 	refused := func(of *holder) func() bool {
 		return func() bool {
-			_ = of.nc.ForceReconnect() // until the change is known it is let in again
+			_ = of.nc.ForceReconnect() // until the change is known it is admitted again
 			return !of.nc.IsConnected() && errors.Is(of.nc.LastError(), nats.ErrAuthorization)
 		}
 	}

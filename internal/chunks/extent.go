@@ -23,7 +23,7 @@ const (
 // stored is one stored chunk, as far as a replay looks at it.
 type stored struct {
 	msg   *store.Stored
-	valid bool // else nobody of ours wrote it, and chunk is empty
+	valid bool // else it is not a chunk of the mesh, and chunk is empty
 	chunk codec.Chunk
 	epoch string
 }
@@ -44,9 +44,9 @@ func parse(m *store.Stored) stored {
 // of reports whether it is a chunk of this life of the session.
 func (s *stored) of(epoch string) bool { return s.valid && s.epoch == epoch }
 
-// extent is what the two ends of a call's chunks say of all of them.
+// extent describes all chunks of a call by the first and the last one.
 type extent struct {
-	first, last stored // as they are stored; without a message if there is none
+	first, last stored // as stored; without a message if there are none
 	// ordered says that the chunks lie in order and without repeats, so that the
 	// last one has the highest Seq.
 	ordered bool
@@ -60,12 +60,10 @@ func (e *extent) ended() bool { return e.last.valid && e.last.chunk.Terminal() }
 
 // extent looks at both ends of a stream.
 //
-// Chunks are in order if as many of them lie behind the first one as Seq goes up
-// from there to the last one. A running stream stores more between the question
-// for the first one and that for the last one, so the last one is asked for
-// before and after: the number must be between what the two allow. Were a
-// higher Seq than the later last one's stored when it was counted, the number
-// would be too great, unless something is missing as well.
+// The chunks are in order if their number equals the distance in Seq from the first to the last
+// one. A running stream stores more between the two reads, so the last one is read before and after
+// the count: the number must lie between the two distances. A chunk with a higher Seq than that of
+// the later last one would make the number too great, unless another one is missing.
 func (r *Replayer) extent(ctx context.Context, subject, epoch string, from int64) (extent, error) {
 	var e extent
 	for range looks {
@@ -86,7 +84,7 @@ func (r *Replayer) extent(ctx context.Context, subject, epoch string, from int64
 		}
 		switch {
 		case e.ordered && !e.still && from < e.first.chunk.Seq:
-			// Whether what is asked for has expired can be said when nothing moves.
+			// That the requested chunks have expired is certain only if none was stored meanwhile.
 		case !e.ordered && !e.ended():
 			// Copies of the store that answer at different states look like disorder.
 		default:
@@ -96,10 +94,10 @@ func (r *Replayer) extent(ctx context.Context, subject, epoch string, from int64
 	return e, nil
 }
 
-// summary is what is known of all chunks of a call up to a sequence.
+// summary describes all chunks of a call up to a sequence.
 type summary struct {
 	upTo     uint64
-	at       time.Time // when what has that sequence was stored
+	at       time.Time // time at which that sequence was stored
 	top      int64     // highest Seq
 	high     int64     // highest item
 	terminal bool      // is stored
@@ -157,10 +155,9 @@ func (r *Replayer) summary(ctx context.Context, subject, epoch string, e *extent
 	return s, nil
 }
 
-// place finds where to begin to read for a Seq: at the chunk itself, or a few
-// before it. What it finds is a guess where the store is out of order: reading
-// from there shows whether it was right. Each probe reads one chunk; where the
-// call has the store to itself the first one meets it.
+// place finds the sequence to read from for a Seq: that of the chunk itself, or a few before it. It
+// is a guess where the store is out of order; the read shows whether it was right. Each probe reads
+// one chunk; the first one hits if the call has the store to itself.
 func (r *Replayer) place(ctx context.Context, subject, epoch string, from int64, e *extent, top int64) (uint64, error) {
 	type mark struct {
 		at  uint64

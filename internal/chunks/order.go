@@ -13,7 +13,7 @@ type Order struct {
 // NewOrder begins with the chunk of Seq from.
 func NewOrder(from int64) *Order { return &Order{next: from, waiting: make(map[int64]codec.Chunk)} }
 
-// Add takes a chunk; what was there before is ignored.
+// Add takes a chunk; one that was already taken is ignored.
 func (o *Order) Add(c codec.Chunk) {
 	o.high = max(o.high, c.Seq)
 	if c.Seq >= o.next {

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// maxSummaries bounds what a replayer remembers.
+	// maxSummaries bounds the number of summaries that a replayer caches.
 	maxSummaries = 1024
-	// maxReplayBytes bounds what one request may ask for.
+	// maxReplayBytes is the max size of one page, in bytes.
 	maxReplayBytes = 16 << 20
 )
 
@@ -64,10 +64,9 @@ func (r *Replayer) Read(ctx context.Context, session subjects.SessionID, rpc sub
 	return page, nil
 }
 
-// page does what Read does, and sends the chunks as it finds them. After an
-// error some may have been sent, unless it is stream_expired. Its cost follows
-// from what it sends where the store is in order; elsewhere it may read all that
-// was stored when it began.
+// page does the work of Read, and sends the chunks as it reads them. After an error other than
+// stream_expired some may have been sent. It reads about as much as it sends if the store is in
+// order, else up to all that was stored when it began.
 func (r *Replayer) page(ctx context.Context, session subjects.SessionID, rpc subjects.RPCID, epoch string, req codec.ReplayRequest, send func(*store.Stored) error) (codec.High, error) {
 	subject, err := subjects.Chunks(session, rpc)
 	if err != nil {
@@ -106,7 +105,7 @@ func (r *Replayer) page(ctx context.Context, session subjects.SessionID, rpc sub
 			// The copy of the store that answered lags: the rest comes with the next page.
 			return high, nil
 		}
-		// The place was wrong, or what is missing is stored before it, or nowhere.
+		// The guess was wrong, or the missing chunk is stored before it, or nowhere.
 		if err := scan.run(ctx, r.bus, subject, 0, last.msg.Seq); err != nil {
 			return codec.High{}, err
 		}
@@ -129,10 +128,10 @@ func unavailable(err error) error {
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "stored chunks cannot be read: %w", err).WithOrigin(toolmesh.OriginMesh)
 }
 
-// Answer serves one request of mesh.replay, whose subject is s: the chunks and
-// then an empty message with Mesh-High go to its reply subject, which has been
-// found to be allowed. epoch is the session's, empty for one that nobody
-// created. Call it outside of the NATS callback: it blocks.
+// Answer serves one request of mesh.replay with the subject s: it sends the chunks and then an
+// empty message with Mesh-High to the reply subject, which must be a permitted one. epoch is the
+// session's, empty for a session that was not created. It blocks: call it outside of the NATS
+// callback.
 func (r *Replayer) Answer(ctx context.Context, s subjects.Subject, epoch string, m *nats.Msg) {
 	nc := r.bus.Conn()
 	respond := func(h codec.Header, body []byte) error {
@@ -164,7 +163,7 @@ func (r *Replayer) Answer(ctx context.Context, s subjects.Subject, epoch string,
 	}
 }
 
-// chunkHeader drops what the store added.
+// chunkHeader drops the headers that the store added.
 func chunkHeader(h nats.Header) codec.Header {
 	out := make(codec.Header, 7)
 	for _, name := range []string{codec.HeaderRPCID, codec.HeaderSeq, codec.HeaderChunk, codec.HeaderCount, codec.HeaderEpoch, codec.HeaderRef, codec.HeaderDigest} {

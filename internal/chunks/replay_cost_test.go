@@ -30,7 +30,7 @@ func (s *written) load(rpc string, all []string, more ...string) {
 	}
 }
 
-// gets counts what is asked of the stored chunks.
+// gets counts the reads of stored chunks.
 type gets struct {
 	t   *testing.T
 	sub *nats.Subscription
@@ -49,9 +49,8 @@ func (s *written) gets() *gets {
 	return &gets{t: s.t, sub: sub}
 }
 
-// since returns how many questions there were since it was last called, and how
-// many messages they asked for at most. What a replay asked is known when its
-// answer is.
+// since returns the number of reads since the last call, and the max number of messages they asked
+// for. It is complete once the replay has answered.
 func (g *gets) since() (questions, messages int) {
 	g.t.Helper()
 	waiting, _, err := g.sub.Pending()
@@ -73,8 +72,8 @@ func (g *gets) since() (questions, messages int) {
 	return questions, messages
 }
 
-// What a replay costs follows from what it returns, not from how long the
-// stream is: found in a stream of 108,000 items, whose last five took seconds.
+// The cost of a replay depends on its page, not on the length of the stream: the last five of
+// 108,000 items once took seconds.
 func TestReplayReadsOnlyReturnedChunks(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, meshtest.Broker(t))
@@ -95,8 +94,7 @@ func TestReplayReadsOnlyReturnedChunks(t *testing.T) {
 		}
 	}
 	s.load("mixed", []string{"T" + strconv.Itoa(n)})
-	// A writer that went back repeated some; the stream has ended, so that its
-	// end says what the highest is.
+	// A writer went back and repeated some; the stream has ended, so its end has the highest Seq.
 	s.load("repeated", slices.Concat(numbers(1, n/2), numbers(n/2-25, n), []string{"T" + strconv.Itoa(n)}))
 	s.load("turned", slices.Concat(numbers(26, 100), numbers(1, 25), numbers(101, n), []string{"T" + strconv.Itoa(n)}))
 	s.load("foreign", slices.Concat(numbers(1, 15_000), []string{"x", "x"}, numbers(15_001, n), []string{"T" + strconv.Itoa(n)}))
@@ -161,8 +159,7 @@ func TestReplayReadsOnlyReturnedChunks(t *testing.T) {
 	})
 }
 
-// Where the store is out of order and only the whole of it says what is the
-// highest, it is read once, not with each page.
+// A store that is out of order is read whole once to find the highest Seq, not for each page.
 func TestReplayOfALongDisorder(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, meshtest.Broker(t))

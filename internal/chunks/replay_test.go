@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { meshtest.Main(m) }
 
-// written is a chunk store that the test writes by hand, with a responder for it.
+// written is a chunk store that the test writes without a Writer, and its responder.
 type written struct {
 	t  *testing.T
 	nc *nats.Conn
@@ -120,8 +120,7 @@ func chunkMsg(session, rpc, text, body string, more ...string) *nats.Msg {
 	return m
 }
 
-// replay asks and returns what came, in the words of write, and Mesh-High; or
-// the code of the error.
+// replay asks and returns the chunks in write's notation with Mesh-High, or the error's code.
 func (s *written) replay(session, rpc, request string) (got []string, high, code string, details map[string]any) {
 	s.t.Helper()
 	in := s.nc.NewInbox()
@@ -322,8 +321,7 @@ func TestReplayOfAnExpiredStream(t *testing.T) {
 	}
 }
 
-// A page holds only so much of what lies behind a gap; what it had no room for
-// comes with a later page.
+// A page holds a bounded number of chunks behind a gap; the others come with a later page.
 func TestReplayOfMuchBehindAGap(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, meshtest.Broker(t))
@@ -363,8 +361,7 @@ func TestReplayWithoutAStore(t *testing.T) {
 	}
 }
 
-// A store that was lost or deleted is made anew and counts from 1: what was
-// learnt of the places in the old one says nothing of it.
+// A store that was made anew counts from 1: summaries of the old one are dropped.
 func TestReplayOfAStoreThatWasMadeAnew(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, meshtest.Broker(t))

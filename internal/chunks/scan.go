@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	// maxHeld bounds what one replay holds of chunks that lie behind a gap, and
-	// heldExtra is about what each of them takes beside its body.
+	// maxHeld bounds, in bytes, the chunks behind a gap that one replay holds; heldExtra is about
+	// the size of each besides its body.
 	maxHeld   = 8 << 20
 	heldExtra = 1 << 10
-	// firstAsk is how many chunks a page asks the broker for at first: most pages
-	// are short, and what was asked for comes even when the page is full.
+	// firstAsk is the number of chunks that a page first requests: most pages are short, and all
+	// requested chunks arrive even if the page is full.
 	firstAsk = 64
 )
 
@@ -42,7 +42,7 @@ type heldChunk struct {
 // full reports whether the page has no room left.
 func (s *pageScan) full() bool { return s.left <= 0 }
 
-// run reads what is stored from one sequence to another, until the page is full.
+// run reads the stored chunks from one sequence to another until the page is full.
 func (s *pageScan) run(ctx context.Context, b store.Store, subject string, from, upTo uint64) error {
 	q := store.Query{Stream: subjects.StreamChunks, Subject: subject, From: from, UpTo: upTo, First: firstAsk}
 	for m, err := range b.Read(ctx, q) {
@@ -108,8 +108,7 @@ func (s *pageScan) takeFirst() error {
 	return s.send(m)
 }
 
-// flush sends what lies behind a gap, in order: the caller merges, and asks for
-// the gap again.
+// flush sends the chunks behind a gap, in order: the caller merges them and asks for the gap again.
 func (s *pageScan) flush() error {
 	for !s.full() && len(s.held) > 0 {
 		if err := s.takeFirst(); err != nil {

@@ -9,8 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/store"
 )
 
-// A page holds no more of what lies behind a gap than it can return, whatever
-// the store has there.
+// A page holds no more chunks behind a gap than it can return.
 func TestScanHoldsOnlyReturnedEntries(t *testing.T) {
 	t.Parallel()
 	upTo := func(from, to int64) (all []int64) {

@@ -32,7 +32,7 @@ const (
 	// resendAfter is how long an acknowledgement may take before the writer goes
 	// back to the first chunk without one.
 	resendAfter = 2 * time.Second
-	// unheardAfter is the same where the broker has said that nobody stores.
+	// unheardAfter is the same if the broker has answered that the stream has no listener.
 	unheardAfter = 250 * time.Millisecond
 	// giveUpAfter is how long the store may make no progress at all.
 	giveUpAfter = 30 * time.Second
@@ -41,9 +41,9 @@ const (
 // Error numbers of JetStream that nats.go has no name for.
 const (
 	errDuplicateInProcess = 10158
-	// storeHeaders is room for what the store adds when it republishes a chunk.
+	// storeHeaders is the max size of the headers that the store adds when it republishes a chunk.
 	storeHeaders = 512
-	// storeFrame is what a file of the store has of a message besides subject, headers and body.
+	// storeFrame is the size of a stored message besides its subject, headers and body.
 	storeFrame = 34
 )
 
@@ -68,7 +68,7 @@ type Writer struct {
 	resent   time.Time
 	link     uint64 // the connection, counted, on which the window was sent
 	doubt    bool   // the first chunk was sent again and refused: by itself?
-	unheard  bool   // nobody stored when the window was sent: an election, or for good
+	unheard  bool   // the stream had no listener when the window was sent: an election, or it was removed
 	err      error
 	closed   bool
 }
@@ -83,7 +83,7 @@ type pending struct {
 
 // WriterOptions adjusts a [Writer].
 type WriterOptions struct {
-	// Epoch of the session; empty for a session that nobody created.
+	// Epoch of the session; empty for one that was not created.
 	Epoch string
 	// Admit is called with the bytes that each item takes in the store, before it is
 	// sent; an error refuses it. Defaults to nothing.
@@ -110,7 +110,7 @@ func NewWriter(b *bus.Bus, session subjects.SessionID, rpc subjects.RPCID, boot 
 	return w, nil
 }
 
-// Close forgets what is not acknowledged.
+// Close drops the chunks that are not acknowledged.
 func (w *Writer) Close() {
 	w.inbox.Close()
 	w.mu.Lock()
@@ -175,7 +175,7 @@ func (w *Writer) Write(ctx context.Context, c codec.Chunk) error {
 	w.window = append(w.window, p)
 	w.bytes += len(body)
 	if w.bus.State().Generation != w.link {
-		w.again(time.Now()) // what was on its way on the old connection may be lost
+		w.again(time.Now()) // messages on the old connection may be lost
 	} else {
 		w.send(&w.window[len(w.window)-1])
 	}
@@ -225,8 +225,8 @@ func (w *Writer) Flush(ctx context.Context) error {
 	}
 }
 
-// identify looks whose first chunk is stored. Without an answer the next copy is
-// refused again, and it is looked for again.
+// identify reads the writer of the stored first chunk. If the read fails, the next copy is refused
+// again, and identify runs again.
 func (w *Writer) identify(ctx context.Context) {
 	found, err := w.bus.Find(ctx, subjects.StreamChunks, store.Lookup{Subject: w.subject, From: 1})
 	if err != nil || found[0] == nil {
@@ -268,8 +268,7 @@ func (w *Writer) wait(ctx context.Context) error {
 	}
 }
 
-// send publishes one chunk; w.mu is held. What cannot leave now is sent again
-// by Tick.
+// send publishes one chunk; w.mu is held. Tick resends one that cannot be sent now.
 func (w *Writer) send(p *pending) {
 	msg := &nats.Msg{
 		Subject: w.subject, Header: nats.Header(p.header), Data: p.body,

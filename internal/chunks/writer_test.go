@@ -144,8 +144,8 @@ func TestSecondExecutionIsRefused(t *testing.T) {
 	}
 }
 
-// When the acknowledgement of a first chunk gets lost it is sent again, and the
-// store refuses it. The writer must know its own, and nobody else's.
+// When the acknowledgement of a first chunk is lost, the chunk is sent again and the store refuses
+// it. The writer must recognize its own chunk, and no other writer's.
 func TestFirstChunkSentAgain(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -164,7 +164,7 @@ func TestFirstChunkSentAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// What the writer asks of the store by other ways goes to the real one.
+			// The writer's other requests to the store reach the real one.
 			forward(t, back, nc, "$JS.API.>")
 			if err := back.Flush(); err != nil {
 				t.Fatal(err)
@@ -279,9 +279,8 @@ func TestWriterGoesOnAfterTheStoreWasGone(t *testing.T) {
 	}
 }
 
-// What was on its way when the connection broke is sent again as soon as it is
-// back, and does not wait until somebody finds that it takes too long: nobody
-// calls Tick here.
+// Chunks in flight when the connection breaks are sent again on reconnection, without a Tick:
+// nothing calls Tick here.
 func TestWriterGoesBackOnANewConnection(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -300,7 +299,7 @@ func TestWriterGoesBackOnANewConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	proxy.Cut(true) // what was held back is lost
+	proxy.Cut(true) // held messages are lost
 	proxy.Heal()
 	meshtest.Until(t, "the connection is back", func() bool { return b.State().Generation > generation })
 	if high := w.High(); high != 1 {
@@ -376,7 +375,7 @@ func TestChunkThatIsTooLarge(t *testing.T) {
 	}
 }
 
-// What the store has not acknowledged is bounded, by number and by bytes.
+// The chunks without an acknowledgement are bounded, by number and by bytes.
 func TestWindowIsBounded(t *testing.T) {
 	t.Parallel()
 	for name, body := range map[string]string{"many": "1", "large": `"` + strings.Repeat("x", 500<<10) + `"`} {

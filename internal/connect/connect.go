@@ -56,8 +56,8 @@ func FromEnv(env []string) Settings {
 // Options adjusts [Connect].
 type Options struct {
 	Settings
-	// Env is the environment of the user, in the form of os.Environ: it says where saved
-	// contexts are, and what `mesh up` of this user left running. Defaults to none.
+	// Env is the environment of the user, in the form of os.Environ, with the folders of saved
+	// contexts and of the records of `mesh up`. Defaults to none.
 	Env []string
 	// Name is shown by the broker next to the connection. Defaults to "toolmesh".
 	Name string
@@ -74,10 +74,10 @@ type Options struct {
 	// Wait returns before the first broker answers and goes on trying. Defaults to an
 	// error.
 	Wait bool
-	// Logger takes what happens to the connection; nil discards it.
+	// Logger logs the events of the connection; nil discards them.
 	Logger *slog.Logger
-	// SayServer and SaySession are what errors call the user's settings for the server
-	// and the session. Default to those of client.Connect.
+	// SayServer and SaySession are the names of the user's settings for the server and the session
+	// in errors. Default to those of client.Connect.
 	SayServer, SaySession string
 }
 
@@ -173,7 +173,7 @@ func Connect(ctx context.Context, o Options) (nc *nats.Conn, domain string, err 
 		if file != "" && len(inboxes) > 0 {
 			inbox := inboxes[0]
 			if public, err := access.PublicKey(file); err == nil && inbox != subjects.InboxNode {
-				inbox = subjects.KeyedInbox(inbox, access.Digest(public)) // audits say whose calls they are
+				inbox = subjects.KeyedInbox(inbox, access.Digest(public)) // audits then name the key
 			}
 			with = append(slices.Clip(options), nats.CustomInboxPrefix(inbox))
 			inboxes = inboxes[1:]
@@ -243,8 +243,8 @@ func inboxOf(creds string, prefixes []string) string {
 	return ""
 }
 
-// Explain returns the [toolmesh.Error] for a connection to an address that failed. setting
-// is what names another address.
+// Explain returns the [toolmesh.Error] for a failed connection to an address. setting names the
+// setting to change.
 func Explain(address, setting string, err error) error {
 	var unparsable *url.Error
 	shown := Redact(address)

@@ -217,7 +217,8 @@ func TestKeyOfAContextHasItsInbox(t *testing.T) {
 	}
 }
 
-// A context's key whose user has the usual inboxes alone is taken, as the nats command line takes it.
+// A context's key is accepted with a user that has only the usual inboxes, as by the nats command
+// line.
 func TestKeyOfAContextWithUsualInboxes(t *testing.T) {
 	t.Parallel()
 	pair, err := nkeys.CreateUser()
@@ -283,7 +284,7 @@ func TestRedact(t *testing.T) {
 	}
 }
 
-// A record of a process that is gone, or whose pid another one has now, is no mesh.
+// A record of a process that has ended, or whose pid another process has, is no mesh.
 func TestStateOfDeadMeshes(t *testing.T) {
 	t.Parallel()
 	s := connect.State(t.TempDir())
@@ -303,7 +304,8 @@ func TestStateOfDeadMeshes(t *testing.T) {
 	if _, err := os.Stat(s.File(other)); err != nil {
 		t.Errorf("the record of a mesh whose process cannot be seen from here: %v", err)
 	}
-	// Two containers with one home may each have a data folder of that name: what the folder says counts.
+	// Two containers with one home may each have a data folder of that name: the folder's content
+	// counts.
 	other.DataDir = self.DataDir
 	unseen := other
 	unseen.Process = "one with that pid in another container"

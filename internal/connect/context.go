@@ -29,16 +29,16 @@ type savedContext struct {
 	CA          string `json:"ca"`
 	TLSFirst    bool   `json:"tls_first"`
 
-	// What a connection of ours does without, so that such a context is refused.
+	// Not supported, so a context with it is refused.
 	NSC        string `json:"nsc"`
 	UserJWT    string `json:"user_jwt"`
 	SocksProxy string `json:"socks_proxy"`
 	CertStore  string `json:"windows_cert_store"`
 }
 
-// readContext reads a saved context from the nats command line's folder: below
-// XDG_CONFIG_HOME, else below HOME/.config. It refuses what it does not know: the
-// connection would go without it. The options have the files that the context names.
+// readContext reads a saved context from the nats command line's folder: below XDG_CONFIG_HOME,
+// else below HOME/.config. It refuses unknown settings: the connection would lack them. The options
+// have the files that the context names.
 func readContext(env []string, name string) (c savedContext, options []nats.Option, err error) {
 	config, home := Lookup(env, "XDG_CONFIG_HOME"), Lookup(env, "HOME")
 	if config == "" {
@@ -47,7 +47,7 @@ func readContext(env []string, name string) (c savedContext, options []nats.Opti
 	switch {
 	case name != filepath.Base(name):
 		err = fmt.Errorf("a name has no %q", filepath.Separator)
-	case !filepath.IsAbs(config): // a folder of wherever the process runs is nobody's settings
+	case !filepath.IsAbs(config): // a relative path would depend on the working folder
 		err = errors.New("its folder is unknown: set HOME, or XDG_CONFIG_HOME to an absolute path")
 	}
 	var data []byte
@@ -87,8 +87,8 @@ func readContext(env []string, name string) (c savedContext, options []nats.Opti
 	return c, options, nil
 }
 
-// expand replaces $VAR and a first ~/ by what the environment says, as the nats command
-// line does. A file of a variable that is not set would be another one, or none.
+// expand replaces $VAR and a first ~/ from the environment, as the nats command line does. A
+// variable that is not set is an error: the path would be another one, or none.
 func expand(file *string, env []string) (err error) {
 	text := *file
 	if strings.HasPrefix(text, "~/") {
@@ -107,7 +107,7 @@ func expand(file *string, env []string) (err error) {
 	return err
 }
 
-// options returns what the context says of a connection, but its creds and its nkey. It reads
+// options returns the connection options of the context, except its creds and its nkey. It reads
 // each file: the error names one that cannot be used.
 func (c *savedContext) options() (options []nats.Option, err error) {
 	if c.User != "" {

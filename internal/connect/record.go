@@ -22,8 +22,8 @@ import (
 	"github.com/toolmesh/toolmesh/internal/access"
 )
 
-// Record is what `mesh up` leaves for other commands to find it by: one file per
-// mesh in the user's state folder, gone when the mesh is.
+// Record is written by `mesh up` so that other commands find it: one file per mesh in the user's
+// state folder, removed with the mesh.
 type Record struct {
 	URL     string    `json:"url"`
 	PID     int       `json:"pid"`
@@ -64,8 +64,8 @@ func StateOf(env []string) State {
 	return ""
 }
 
-// OwnerKey is the key that owns what this user installs from folders; it is made if there
-// is none. The error is invalid_request.
+// OwnerKey reads or makes the key that owns this user's indexes from folders. The error is
+// invalid_request.
 func (s State) OwnerKey() (nkeys.KeyPair, error) {
 	if s == "" {
 		return nil, failed(toolmesh.CodeInvalidRequest, errors.New("the key that owns what you install has no place: set HOME or XDG_STATE_HOME"))
@@ -153,7 +153,7 @@ func (s State) records() map[string]Record {
 	return all
 }
 
-// Running lists the meshes whose process lives, the latest first.
+// Running lists the meshes with a live process, the latest first.
 func (s State) Running() []Record {
 	all := slices.DeleteFunc(slices.Collect(maps.Values(s.records())), func(r Record) bool { return !r.alive() })
 	slices.SortFunc(all, func(x, y Record) int { return y.Started.Compare(x.Started) })

@@ -1,3 +1,3 @@
-// Package deep handles what others could have made as deep as they like. It removes folders: it
-// follows no links, keeps no folder, and removes what its caller names alone. And it reads TOML.
+// Package deep handles input that others may nest without bound. It removes folders: it follows no
+// links, keeps no folder, and removes only the named one. And it reads TOML.
 package deep

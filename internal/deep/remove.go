@@ -12,8 +12,8 @@ import (
 // open for each level.
 const levels = 100
 
-// RemoveAll is os.RemoveAll for a folder that others could write, and nobody writes any more:
-// however deep they have made it, few descriptors are needed.
+// RemoveAll is os.RemoveAll for a folder of any depth, with few descriptors. Others may have
+// written there, and no process may write there any more.
 func RemoveAll(path string) error {
 	root, err := os.OpenRoot(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {

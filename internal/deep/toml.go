@@ -12,10 +12,10 @@ import (
 // cube of their number, and every value costs the bytes of its whole key: levelBytes of these are a level.
 const maxTOMLDepth, levelBytes = 40, 25
 
-// UnmarshalTOML reads a file that somebody else has written.
+// UnmarshalTOML reads a file from an untrusted author.
 func UnmarshalTOML(data []byte, to any) error {
 	type place struct {
-		bytes int  // what the levels around it count for
+		bytes int  // size of the levels around it
 		key   bool // a key is next, no value
 	}
 	var header int // as place.bytes

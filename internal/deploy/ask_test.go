@@ -37,7 +37,7 @@ func lateAnswer(nc *nats.Conn, m *nats.Msg, keepalives int) {
 func TestAsk(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		agent   func(*nats.Conn, *nats.Msg) // nil: there is none
+		agent   func(*nats.Conn, *nats.Msg) // nil: no agent
 		lines   int
 		code    toolmesh.Code
 		started toolmesh.Started

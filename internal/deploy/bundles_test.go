@@ -15,10 +15,10 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// soon has bundles that nobody needs be removed at once, or nearly.
+// soon removes unused bundles after 50 ms.
 var soon = deploy.Options{BundleAge: 50 * time.Millisecond}
 
-// bundles lists what is in the mesh.
+// bundles lists the bundles in the mesh.
 func (n *node) bundles(t *testing.T) []string {
 	t.Helper()
 	all, err := store.Of(n.bus).Bundles(t.Context())
@@ -66,8 +66,8 @@ func TestABundleGoesWithItsLastRecord(t *testing.T) {
 	n.awaitBundles(t)
 }
 
-// What nobody owns is looked for at a start and then now and then: what an agent
-// left that was killed between storing and publishing, and uploads.
+// Unused bundles are removed at a start and periodically: uploads, and those of an agent that was
+// killed between storing and publishing.
 func TestUnusedBundleIsRemoved(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -108,8 +108,8 @@ func TestTheBundleOfARecordThatComesBackIsThere(t *testing.T) {
 	n.awaitBundles(t, first.Bundle)
 }
 
-// Nodes install and uninstall the same content, and look for what nobody needs,
-// all at the same time: no record is ever left without its bundle.
+// Nodes install and uninstall the same content and sweep unused bundles at the same time: no record
+// ever lacks its bundle.
 func TestARacingInstallKeepsItsBundle(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

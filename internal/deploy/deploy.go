@@ -9,16 +9,15 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Builder makes something that can be served out of an index's source. Where its context
-// is one [WithoutBuilds], it builds no package and refuses what would have to be built:
-// install_failed with the reason "builds", and the names in details.builds.
+// Builder makes servable instances from an index's source. With a context of [WithoutBuilds] it
+// builds no package: if one must be built, the error is install_failed with the reason "builds" and
+// the names in details.builds.
 type Builder interface {
 	// Lock resolves the dependencies of the source in dir, once and for all
 	// nodes. env are the values of the index's variables. Empty means that none are declared.
 	Lock(ctx context.Context, dir string, manifest *index.Manifest, env map[string]string, progress Progress) ([]byte, error)
-	// Plan says how the tools of a build would run, and what its environment would have to
-	// build: User to Builds of a [Plan]. It runs no code of the index. Without a lock it
-	// looks at no environment.
+	// Plan returns how the tools of a build would run, and the builds of its environment: User to
+	// Builds of a [Plan]. It runs no code of the index. Without a lock it skips the environment.
 	Plan(ctx context.Context, b Build, progress Progress) (Plan, error)
 	// Open makes the environment and imports the tools.
 	Open(ctx context.Context, b Build, progress Progress) (Instance, error)
@@ -40,7 +39,7 @@ type Instance interface {
 	// Descriptors are those of the tools that can be called, Unavailable the others.
 	Descriptors() []*tool.Descriptor
 	Unavailable() []Unavailable
-	// Warnings are for who installs it.
+	// Warnings are shown to the user that installs.
 	Warnings() []string
 	// Close drains and ends it.
 	Close(ctx context.Context) error
@@ -60,7 +59,7 @@ type Build struct {
 	Manifest *index.Manifest
 	// Env are the values of declared variables.
 	Env map[string]string
-	// Paths are the folders that whoever installed it gave.
+	// Paths are the folders given at the install.
 	Paths []index.Path
 }
 
@@ -75,8 +74,7 @@ type Progress func(step, state string, percent int)
 
 // Request is the body of mesh.admin.install.
 type Request struct {
-	// Source is what `mesh install` was given; for a bundle, where the folder
-	// was.
+	// Source is the argument of `mesh install`; for a bundle, the path of the folder.
 	Source string `json:"source"`
 	// Bundle is the digest of a folder that the client has put into MESH_BUNDLES.
 	Bundle  string             `json:"bundle,omitempty"`
@@ -84,8 +82,8 @@ type Request struct {
 	Rev     string             `json:"rev,omitempty"`
 	Env     map[string]string  `json:"env,omitempty"`
 	Session subjects.SessionID `json:"session,omitempty"`
-	// Literal names the variables of Env whose value stood on the command line,
-	// which is refused for secrets.
+	// Literal names the variables of Env with a value from the command line; for secrets that is
+	// refused.
 	Literal []string `json:"literal,omitempty"`
 	// Paths are folders of the nodes that the tools are given.
 	Paths []index.Path `json:"paths,omitempty"`
@@ -102,23 +100,22 @@ type Request struct {
 	// NoBuild has an install refused that would build packages or run an init command:
 	// install_failed with the reason "builds", and a [Plan] in details.plan.
 	NoBuild bool `json:"no_build,omitempty"`
-	// Owner is who has signed the request; see [Signer].
+	// Owner is the signer of the request; see [Signer].
 	Owner string `json:"-"`
 }
 
-// Plan is what an install would run, and as whom, found out without running code of the index.
+// Plan lists the steps of an install and their user, found out without running code of the index.
 type Plan struct {
 	Index    subjects.IndexName `json:"index"`
 	Revision string             `json:"revision"`
 	Tools    []subjects.ToolID  `json:"tools"`
-	// User is who the tools run as: "own", a user of the index's own; "agent", the agent's
-	// user; else the user of that name.
+	// User that the tools run as: "own", the index's own; "agent", the agent's; else a user's name.
 	User string `json:"user"`
 	Root bool   `json:"root,omitempty"` // the agent's user is root
 	// Sandbox is the level that tools get which demand none, Sandboxes those that are demanded.
 	Sandbox   tool.Sandbox                     `json:"sandbox"`
 	Sandboxes map[subjects.ToolID]tool.Sandbox `json:"sandboxes,omitempty"`
-	// Network says that some tool, or what is run to install them, reaches the network.
+	// Network reports whether a tool or a step of the install reaches the network.
 	Network bool `json:"network"`
 	// Builds are the packages that have to be built from source, which runs code of theirs.
 	Builds []string `json:"builds"`
@@ -162,7 +159,7 @@ func (l Line) Split() (first, rest Line, ok bool) {
 	return first, rest, tools+unavailable+warnings > 0
 }
 
-// settings is what an index's record holds besides what everybody reads.
+// settings is the part of an index's record that only agents read.
 type settings struct {
 	Env   map[string]string `json:"env,omitempty"`
 	Paths []index.Path      `json:"paths,omitempty"`

@@ -40,8 +40,8 @@ type node struct {
 	workshop *workshop
 }
 
-// workshop is a [deploy.Builder] and [deploy.Server] that does as the test says
-// and remembers what it was asked.
+// workshop is a [deploy.Builder] and [deploy.Server] with the behaviour that the test sets; it
+// records its calls.
 type workshop struct {
 	mu        sync.Mutex
 	opening   func(ctx context.Context, b deploy.Build) error // before an instance is made
@@ -54,8 +54,7 @@ type workshop struct {
 	changed   chan struct{} // closed and replaced with each change
 }
 
-// set says what happens from now on before an instance is made, and when one is
-// published.
+// set sets the functions that run before an instance is made and when one is published.
 func (w *workshop) set(opening func(context.Context, deploy.Build) error, publish func(deploy.Build) error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -70,7 +69,7 @@ func (w *workshop) note(change func()) {
 	w.changed = make(chan struct{})
 }
 
-// await waits until what was asked of the workshop is as wanted.
+// await waits until ok returns true of the workshop.
 func (w *workshop) await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -222,7 +221,7 @@ func (n *node) mustInstall(t *testing.T, r deploy.Request) deploy.Line {
 	return last
 }
 
-// record reads an index's record; nil when there is none.
+// record reads an index's record; nil if it does not exist.
 func (n *node) record(t *testing.T, name string) *registry.IndexRecord {
 	t.Helper()
 	r, err := n.store.Index(t.Context(), subjects.IndexName(name), "")
@@ -235,7 +234,7 @@ func (n *node) record(t *testing.T, name string) *registry.IndexRecord {
 	return &r
 }
 
-// folders lists what the manager keeps on disk; of its own folders those whose bundle is gone.
+// folders lists the manager's folders on disk; of its own only those without a bundle.
 func (n *node) folders(t *testing.T) []string {
 	t.Helper()
 	var all []string
@@ -259,14 +258,13 @@ func (n *node) folders(t *testing.T) []string {
 	return all
 }
 
-// awaitFolders waits until the folders are those: they go when the calls of
-// what ran in them have ended.
+// awaitFolders waits for exactly these folders: a folder is removed after the last call in it.
 func (n *node) awaitFolders(t *testing.T, want ...string) {
 	t.Helper()
 	await(t, "only what is needed is on disk", func() []string { return n.folders(t) }, want)
 }
 
-// await waits until there is what is wanted and nothing else.
+// await waits until have returns exactly want.
 func await(t *testing.T, what string, have func() []string, want []string) {
 	t.Helper()
 	var got []string
@@ -463,7 +461,7 @@ func TestOthersFollowANodeWhoseClockIsBehind(t *testing.T) {
 	url, dir := source(t, "idx")
 	first := one.mustInstall(t, deploy.Request{Source: url})
 	two.workshop.serves(t, "idx", first.Revision)
-	// A node whose clock is an hour ahead wrote the record.
+	// The record is from a node with a clock that is an hour ahead.
 	r := one.record(t, "idx")
 	r.InstalledAt = time.Now().Add(time.Hour).UTC()
 	r.Revision = "ahead"
@@ -572,14 +570,14 @@ func TestAFailedInstallLeavesNothing(t *testing.T) {
 		if r := n.record(t, tc.name); r != nil {
 			t.Errorf("%s: the record %v is left", tc.name, r)
 		}
-		n.awaitFolders(t) // the record was there for a moment, and the node began to fetch what it names
+		n.awaitFolders(t) // the record existed for a moment, and the node began to fetch its source
 		n.workshop.mu.Lock()
 		if n.workshop.open != 0 {
 			t.Errorf("%s: %d instances are left", tc.name, n.workshop.open)
 		}
 		n.workshop.mu.Unlock()
 	}
-	if got := stored(); got > 1 { // of what failed to be published, which may be tried again
+	if got := stored(); got > 1 { // a failed publication may be tried again
 		t.Errorf("%d bundles are left", got)
 	}
 	// The names are free for other sources.
@@ -659,7 +657,7 @@ func TestUnneededIndexesLeaveTheDisk(t *testing.T) {
 	n.mustInstall(t, deploy.Request{Source: url})
 	second := filepath.Join("indexes", "idx", n.record(t, "idx").Bundle)
 	n.awaitFolders(t, second)
-	// What a process that was killed left goes when the next one starts.
+	// Files of a killed process are removed when the next one starts.
 	n.stop(t)
 	for _, left := range []string{"jobs/job_1/source", first[0], "indexes/idx/.unpack-1", "indexes/gone/0123", "records/idx/.unpack-2", "records/lost/0123"} {
 		if err := os.MkdirAll(filepath.Join(n.dir, left), 0o755); err != nil {

@@ -1,6 +1,5 @@
-// Package deploy makes the indexes that are installed be served: it runs
-// installs on the node that was asked, and on every node brings what is served
-// in line with the records in MESH_INDEXES.
+// Package deploy makes nodes serve the installed indexes: it runs installs on the node that was
+// asked, and brings every node in line with the records in MESH_INDEXES.
 //
 // An install fetches the source, resolves its dependencies once, builds and
 // imports it here, and only then stores the bundle (source and lock) in the
@@ -9,6 +8,6 @@
 // nor the source. A new revision is built beside the old one, takes its place,
 // and the old one drains.
 //
-// The package never runs a tool and imports no executor: what it needs of the
-// node are the interfaces [Builder] and [Server].
+// The package never runs a tool and imports no executor: the node implements [Builder] and
+// [Server].
 package deploy

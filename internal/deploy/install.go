@@ -93,7 +93,7 @@ type fetched struct {
 	files    []string
 	revision string
 	source   string // as it is shown and stored
-	identity string // what owns the name
+	identity string // owner of the name
 	name     subjects.IndexName
 	warnings []string
 }
@@ -113,7 +113,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	}
 	record := registry.IndexRecord{Session: r.Session, Source: f.identity, Revision: f.revision, Epoch: epoch, State: registry.IndexInstalled, Managed: r.Managed}
 	if r.Bundle != "" {
-		record.Owner = r.Owner // of what the mesh has fetched itself the source says enough
+		record.Owner = r.Owner // for a source that the mesh itself has fetched, the source is enough
 	}
 	record.Name = cmp.Or(r.Name, manifest.Name, f.name)
 	if err := checkName(record.Name); err != nil {
@@ -133,7 +133,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err := m.lock(ctx, e, record.Name, j); err != nil {
 		return Line{}, err
 	}
-	defer m.wake() // the loop passes over what is being installed
+	defer m.wake() // the loop passes over an index that is being installed
 	defer e.mu.Unlock()
 	base := ctx
 	ctx, publish, end := m.endable(ctx, e, under{job: j.id})
@@ -148,7 +148,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 		return Line{}, err
 	}
 	var given settings
-	if before.Yields(record) && r.Managed == "" { // installing again keeps what was given before
+	if before.Yields(record) && r.Managed == "" { // installing again keeps the earlier paths and variables
 		given, record.On = readSettings(before), before.On
 	}
 	if r.On != nil {
@@ -271,7 +271,7 @@ func (m *Manager) fetchBundle(ctx context.Context, r Request, j *job, dest strin
 	f := fetched{dir: dest, revision: r.Bundle, source: r.Source, identity: "folder:" + r.Source}
 	if src, err := index.Parse(r.Source); err == nil {
 		f.source, f.name = src.String(), src.Name
-		if src.Kind != index.KindGit { // who has fetched a repository is told apart from who says so
+		if src.Kind != index.KindGit { // a fetched repository is proof, a caller's word is not
 			f.identity = src.Identity()
 		}
 	}
@@ -301,8 +301,8 @@ func invalidRequest(format string, args ...any) *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 }
 
-// checkEnv checks the given variables against the declared ones. The notes are about those
-// that are not declared: an index need not declare what it reads.
+// checkEnv checks the given variables against the declared ones. The notes name those that are not
+// declared: an index may read more than it declares.
 func checkEnv(manifest *index.Manifest, r Request) (notes []string, err error) {
 	for _, name := range slices.Sorted(maps.Keys(r.Env)) {
 		at := slices.IndexFunc(manifest.Env, func(v index.EnvVar) bool { return v.Name == name })
@@ -328,8 +328,7 @@ func missingEnv(manifest *index.Manifest, env map[string]string) string {
 	return ""
 }
 
-// plan says what the install of a fetched source would run. The lock is nil if making it
-// builds packages.
+// plan returns the plan of a fetched source. The lock is nil if making it builds packages.
 func (m *Manager) plan(ctx context.Context, f fetched, manifest *index.Manifest, record registry.IndexRecord, given settings, j *job) (Plan, []byte, error) {
 	ctx = context.WithValue(ctx, withoutBuilds{}, true)
 	j.step("lock", "running", 20)
@@ -354,13 +353,13 @@ func (m *Manager) plan(ctx context.Context, f fetched, manifest *index.Manifest,
 	return p, lock, nil
 }
 
-// fits refuses a plan that is too large for a message: one with parts left out could hide what an
-// install runs. An error has the packages to build a second time.
+// fits refuses a plan above a third of a message, as an error repeats its list of packages to
+// build. A truncated plan could hide steps.
 func (m *Manager) fits(p Plan) error {
 	data, err := json.Marshal(p)
 	if most := m.bus.MaxPayload() / 3; err == nil && int64(len(data)) > most {
 		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge,
-			"what installing index %q would run takes %d bytes to tell, and a message of this broker carries %d: mesh install --yes installs it without telling", p.Index, len(data), most).
+			"the plan of index %q has %d bytes, and this broker allows %d: install it without a plan, by mesh install --yes", p.Index, len(data), most).
 			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 	}
 	return err
@@ -395,7 +394,7 @@ func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *inde
 	if err != nil {
 		return nil, installFailed("folder", "the bundle cannot be written: %w", err)
 	}
-	defer file.Close() //nolint:errcheck // unpacking it verifies what was written
+	defer file.Close() //nolint:errcheck // unpacking verifies the content
 	digest, err := index.Pack(ctx, file, f.dir, f.files, map[string][]byte{index.LockFile: lock, index.InfoFile: info})
 	if err != nil {
 		return nil, err
@@ -438,7 +437,7 @@ func bundleFile(work string) string { return filepath.Join(work, "bundle") }
 // unavailableMost is how many tools an error lists.
 const unavailableMost = 100
 
-// nothingServed is the error of an index none of whose tools can be served.
+// nothingServed is the error of an index that has no servable tool.
 func nothingServed(b Build, all []Unavailable) error {
 	var reasons []string
 	for _, u := range all[:min(len(all), 3)] {
@@ -529,7 +528,7 @@ func (m *Manager) epoch(ctx context.Context, session subjects.SessionID) (string
 	return r.Epoch, nil
 }
 
-// stands refuses an index whose session has ended: another one may have its name.
+// stands refuses an index if its session has ended: another session may have its name.
 func (m *Manager) stands(ctx context.Context, record registry.IndexRecord) error {
 	now, err := m.epoch(ctx, record.Session)
 	if err == nil && now != record.Epoch {
@@ -539,8 +538,8 @@ func (m *Manager) stands(ctx context.Context, record registry.IndexRecord) error
 	return err
 }
 
-// expire removes an index whose session the view does not know, if the registry does not know it
-// either: an expired session removes nothing by itself.
+// expire removes an index of a session that neither the view nor the registry knows: the expiry of
+// a session removes nothing by itself.
 func (m *Manager) expire(ctx context.Context, seen registry.IndexRecord) {
 	if toolmesh.CodeOf(m.stands(ctx, seen)) != toolmesh.CodeSessionNotFound {
 		return

@@ -14,8 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// The folder of an index whose first install was killed goes with what was in it,
-// and what is served stays.
+// The folder of an index is removed if its first install was killed; those of served indexes stay.
 func TestTheFolderOfAnUnfinishedIndexGoes(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

@@ -39,7 +39,7 @@ const (
 
 // Options adjusts a [Manager].
 type Options struct {
-	// Logger takes what happens; nil discards it.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 	// BuildWait is the time after which a build of an installed index gives up its place among
 	// the concurrent builds, and Ready waits for it no longer. Defaults to 10 s.
@@ -75,23 +75,23 @@ type entry struct {
 	failed   bool // the build of record; an earlier instance may still serve
 
 	began atomic.Int64  // when the build that runs began, as [bus.Mono]; 0: none does
-	built atomic.Uint32 // how the last build of what is installed ended, for those who do not wait for mu
+	built atomic.Uint32 // result of the last build of the installed revision, readable without mu
 
 	under under // mu of the manager guards it
 }
 
-// under is what an entry is being built for, until its instance is published.
+// under identifies the build of an entry, until its instance is published.
 type under struct {
-	job    string               // the install; empty for what is installed already
-	record registry.IndexRecord // what is installed already
+	job    string               // the install; empty for an index that is installed already
+	record registry.IndexRecord // of an index that is installed already
 	end    context.CancelCauseFunc
 }
 
 // errUninstalled ends a build.
 var errUninstalled = errors.New("it was uninstalled, or another revision of it was installed")
 
-// endable notes what an entry is being built for; e.mu is held. publish reports whether the build
-// may go on to be published: from then on nothing but the node ends it.
+// endable marks the build of an entry as cancellable; e.mu is held. publish reports whether the
+// build may be published: from then on only the end of the node cancels it.
 func (m *Manager) endable(ctx context.Context, e *entry, u under) (_ context.Context, publish func() bool, end context.CancelCauseFunc) {
 	ctx, u.end = context.WithCancelCause(ctx)
 	m.mu.Lock()
@@ -159,8 +159,8 @@ func (e *entry) slow(most time.Duration) bool {
 	return began != 0 && time.Since(bus.MonoTime(began)) >= most
 }
 
-// Manager keeps what a node serves in line with what is installed. Its methods
-// may be called concurrently.
+// Manager keeps the served indexes of a node in line with the installed ones. Its methods may be
+// called concurrently.
 type Manager struct {
 	bus     store.Store
 	view    *registry.View
@@ -184,7 +184,7 @@ type Manager struct {
 	mu       sync.Mutex
 	entries  map[key]*entry
 	inUse    map[string]int  // folders, by the instances that run in them
-	released map[string]bool // bundles whose record has gone
+	released map[string]bool // bundles without a record
 	rounds   chan struct{}   // closed and replaced after each reconciliation
 	settled  bool            // the last one left nothing to do but failures
 }
@@ -206,7 +206,7 @@ func New(b *bus.Bus, view *registry.View, records *registry.Store, builder Build
 	return m
 }
 
-// Start begins to serve what is installed, in the background.
+// Start begins to serve the installed indexes, in the background.
 func (m *Manager) Start() {
 	m.sweep()
 	m.cancel = m.view.Notify(m.kick, registry.ChangedIndexes, registry.ChangedNodes)
@@ -311,7 +311,7 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 		if !e.mu.TryLock() {
 			busy = busy || !e.slow(m.opts.BuildWait)
 			m.interrupt(e, func(u under) bool { return u.job == "" && !same(u.record, r) })
-			next = min(next, leavesEvery) // what holds it, such as a removal of what it had, may wake nobody
+			next = min(next, leavesEvery) // the holder of the lock, such as a removal, may not wake this loop
 			continue
 		}
 		wait, todo := e.needs(r)
@@ -338,7 +338,7 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 		}
 		if !e.mu.TryLock() {
 			m.interrupt(e, func(u under) bool { return u.job == "" })
-			next = min(next, leavesEvery) // what holds it, such as a look that came too early, may wake nobody
+			next = min(next, leavesEvery) // the holder of the lock, such as a look that came too early, may not wake this loop
 			continue
 		}
 		if e.instance == nil && !e.failed {
@@ -382,7 +382,7 @@ func (m *Manager) known() map[key]registry.IndexRecord {
 // held.
 func (e *entry) needs(r registry.IndexRecord) (wait time.Duration, todo bool) {
 	if e.instance != nil && r.InstalledAt.Before(e.record.InstalledAt) {
-		return 0, false // the view has yet to see what was installed here
+		return 0, false // the view lags behind the install
 	}
 	if !same(e.record, r) || e.instance == nil && !e.failed {
 		return 0, true
@@ -655,7 +655,7 @@ func (m *Manager) place(ctx context.Context, b *Build, digest string, open func(
 	b.Own = m.own(b.Dir)
 	p, err := index.Place(ctx, b.Dir, b.Own, digest, open)
 	if p.Replaced {
-		m.log.Warn("an unpacked source is not what its bundle has and is unpacked anew", slog.String("dir", b.Dir))
+		m.log.Warn("an unpacked source differs from its bundle and is unpacked again", slog.String("dir", b.Dir))
 	}
 	b.Manifest, b.Lock = p.Manifest, p.Lock
 	return err

@@ -23,8 +23,8 @@ func Sign(owner nkeys.KeyPair, body []byte) (codec.Header, error) {
 	return codec.Header{codec.HeaderOwner: {public}, codec.HeaderSignature: {base64.RawURLEncoding.EncodeToString(signature)}}, nil
 }
 
-// Signer is the public key of who signed a request for an install, empty for nobody.
-// The error is invalid_request for a signature that is not that key's.
+// Signer returns the public key of the signer of an install request, empty without a signature. The
+// error is invalid_request if the signature does not match the key.
 func Signer(h codec.Header, body []byte) (owner string, err error) {
 	owner = h.Get(codec.HeaderOwner)
 	if owner == "" {

@@ -40,8 +40,7 @@ func (n *node) upload(t *testing.T, text string) string {
 	return digest
 }
 
-// What is installed from a folder is the one's who has signed it: anybody may say to
-// have a folder of that name.
+// An index from a folder belongs to its signer: any caller may claim a folder of that name.
 func TestABundleIsItsSigners(t *testing.T) {
 	t.Parallel()
 	n := start(t, meshtest.Broker(t), "")

@@ -13,11 +13,10 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// An index is for every node, or for those that have all the labels that its record
-// names. A node without them never builds it. One that serves it and has them no more,
-// because it was installed for others or the node's labels have changed, goes on with
-// what it serves until one of those others serves the record's revision, so that no call
-// finds nobody. Where no other node has the labels there is nobody to wait for.
+// An index is for every node, or for those with all the labels in its record; other nodes never
+// build it. A node that serves an index and no longer matches, because the record or its labels
+// have changed, goes on until a matching node serves the record's revision, so that calls always
+// find a node. If no other node matches, it stops at once.
 
 // placed returns those of some indexes that are for this node.
 func (m *Manager) placed(all map[key]registry.IndexRecord) map[key]registry.IndexRecord {
@@ -38,7 +37,7 @@ func (m *Manager) leaves(e *entry, r registry.IndexRecord) bool {
 	serving := m.view.Serving(r)
 	anybody := false
 	for _, n := range m.view.Loads() {
-		// Of this node the view may say what it was.
+		// The view may have an old state of this node.
 		if n.Node == m.opts.Node || !n.Installs() || !r.Placed(n.Labels) {
 			continue
 		}
@@ -50,8 +49,7 @@ func (m *Manager) leaves(e *entry, r registry.IndexRecord) bool {
 	return !anybody
 }
 
-// expected is the name of an index that is to be installed and what it is for, as far as
-// that is known before it is fetched.
+// expected is the record of an index to be installed, as far as it is known before the fetch.
 func (m *Manager) expected(r Request) registry.IndexRecord {
 	expected := registry.IndexRecord{Name: r.Name, On: r.On}
 	src, err := index.Parse(r.Source)

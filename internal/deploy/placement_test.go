@@ -24,8 +24,8 @@ type labelled struct {
 	labels atomic.Pointer[map[string]string]
 }
 
-// startOn starts a manager on a node with labels, whose tools the registry knows once
-// they are published.
+// startOn starts a manager on a node with labels; the registry has its tools once they are
+// published.
 func startOn(t *testing.T, s *meshtest.Server, id subjects.NodeID, labels map[string]string) *labelled {
 	t.Helper()
 	l := &labelled{id: id}
@@ -87,7 +87,7 @@ func (l *labelled) label(t *testing.T, labels map[string]string) {
 	}
 }
 
-// built names what the node has imported, in order.
+// built lists the node's imports, in order.
 func (l *labelled) built() (names []string) {
 	l.workshop.mu.Lock()
 	defer l.workshop.mu.Unlock()
@@ -119,8 +119,8 @@ func (l *labelled) knows(t *testing.T, r deploy.Request, fit ...subjects.NodeID)
 	return e
 }
 
-// An index is built where its labels are, and nowhere else; who is asked to install it
-// is one of these, or says which they are.
+// An index is built only on nodes with its labels; another node that is asked to install it names
+// them.
 func TestAnIndexIsBroughtToTheNodesThatItIsFor(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -168,8 +168,7 @@ func TestAnIndexIsBroughtToTheNodesThatItIsFor(t *testing.T) {
 		t.Errorf("a node has outstanding what is not for it: %v %v", building, failed)
 	}
 
-	// Installed again without a word of it, it stays where it is, and who it is not for
-	// says so although the request does not.
+	// Installed again without labels, an index keeps its own, and a node without them says so.
 	small.knows(t, deploy.Request{Source: url}, "big", "more")
 	big.mustInstall(t, deploy.Request{Source: url})
 	if r := big.record(t, "idx"); r.On.String() != "gpu=true" {
@@ -182,8 +181,8 @@ func TestAnIndexIsBroughtToTheNodesThatItIsFor(t *testing.T) {
 	}
 }
 
-// A node that gets the label brings the index, one that loses it lets go: at once where
-// nobody else has the label, who else could take the calls.
+// A node that gets the label builds the index; the only node that has it stops at once when it
+// loses the label.
 func TestLabelMovesIndexes(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -205,8 +204,7 @@ func TestLabelMovesIndexes(t *testing.T) {
 	one.workshop.serves(t, "idx", revision)
 }
 
-// Installed for others, a node serves what it had until one of those serves what is
-// installed now.
+// A node that no longer matches serves the old revision until a matching node serves the new one.
 func TestANodeThatIsLeftServesUntilOthersDo(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -230,7 +228,7 @@ func TestANodeThatIsLeftServesUntilOthersDo(t *testing.T) {
 		moved <- two.Install(context.Background(), deploy.Request{Source: url, On: gpu}, func(deploy.Line) {})
 	}()
 	<-reached
-	two.mustInstall(t, deploy.Request{Source: other}) // what one sees of this, it sees after that
+	two.mustInstall(t, deploy.Request{Source: other}) // the node sees this install after the one before
 	one.workshop.serves(t, "other", two.record(t, "other").Revision)
 	if err := one.Ready(t.Context()); err != nil {
 		t.Fatal(err)

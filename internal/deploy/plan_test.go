@@ -28,8 +28,8 @@ required = true
 secret = true
 `
 
-// TestDryRunNamesItsStepsAndChangesNothing also holds that nothing is refused
-// for what is missing: that is what the plan is for.
+// TestDryRunNamesItsStepsAndChangesNothing also checks that a missing variable is no error: the
+// plan shows it.
 func TestDryRunNamesItsStepsAndChangesNothing(t *testing.T) {
 	n := start(t, meshtest.Broker(t), "")
 	repo := repository(t, "stranger", map[string]string{"tools.toml": planned, "setup.py": "", "sdist": ""})
@@ -83,7 +83,7 @@ func TestBuildsThatAreNotAllowedAreRefusedWithTheirPlan(t *testing.T) {
 	}
 }
 
-// TestIndexInstalledWithoutBuildsIsMadeWithoutThem: what the plan did not see is not built either.
+// TestIndexInstalledWithoutBuildsIsMadeWithoutThem: builds that the plan did not show are refused.
 func TestIndexInstalledWithoutBuildsIsMadeWithoutThem(t *testing.T) {
 	n := start(t, meshtest.Broker(t), "")
 	seen := make(chan bool, 2)

@@ -27,7 +27,8 @@ func TestUninstallOfAMissingIndex(t *testing.T) {
 	}
 }
 
-// An uninstall ends the install of its name, whose callers hear so, and the build of what is installed.
+// An uninstall cancels the install of its name, with an error to its callers, and the build of the
+// installed index.
 func TestUninstallEndsABuild(t *testing.T) {
 	t.Parallel()
 	n := start(t, meshtest.Broker(t), "")

@@ -26,8 +26,8 @@ func NewRoom[K comparable](limit int64) *Room[K] {
 // Limit is the size of the room.
 func (r *Room[K]) Limit() int64 { return r.limit }
 
-// Take reserves n for an account and reports whether it may have that. What no account
-// could ever have is taken one at a time.
+// Take reserves n for an account and reports whether it was admitted. An amount above the share of
+// any account is admitted one at a time.
 func (r *Room[K]) Take(account K, n int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -46,7 +46,7 @@ func (r *Room[K]) Take(account K, n int64) bool {
 	return true
 }
 
-// Give gives back what Take reserved at once.
+// Give returns the n of one Take.
 func (r *Room[K]) Give(account K, n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -60,8 +60,8 @@ func (r *Room[K]) Give(account K, n int64) {
 	}
 }
 
-// Queue runs work, a bounded part of it at once, and has accounts take turns. Its methods
-// may be called concurrently, and none waits.
+// Queue runs work, a bounded part of it at once, and alternates between accounts. Its methods may
+// be called concurrently, and none waits.
 type Queue[K comparable] struct {
 	run             func(func())
 	places, waiting *Room[K]

@@ -42,7 +42,7 @@ func TestAnAccountLeavesRoomForAnother(t *testing.T) {
 	}
 }
 
-// What is larger than any part of a room is there once at a time.
+// An amount above every share of a room is admitted one at a time.
 func TestOneWideTakeAtATime(t *testing.T) {
 	t.Parallel()
 	r := fair.NewRoom[string](100)

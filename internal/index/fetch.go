@@ -41,8 +41,8 @@ type Tree struct {
 
 // FetchOptions adjust [Fetch].
 type FetchOptions struct {
-	// Public is for a source that somebody else names: one on this machine or in a private network
-	// is refused with invalid_request.
+	// Public is for a source that a remote caller names: one on this machine or in a private
+	// network is refused with invalid_request.
 	Public bool
 	// Apart runs git where it needs nothing of this process's user. Defaults to this process.
 	Apart *Apart

@@ -290,7 +290,7 @@ func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, re
 	if err != nil {
 		return nil, err
 	}
-	defer deep.RemoveAll(store) //nolint:errcheck // what a killed process leaves is swept
+	defer deep.RemoveAll(store) //nolint:errcheck // leftovers of a killed process are swept
 	remote, reader := g, g
 	if apart != nil {
 		if remote, location, header, err = g.remote(ctx, apart, store, location, header); err != nil {
@@ -365,7 +365,7 @@ func boundedBy(ctx context.Context, dir string, limits Limits) (bounded context.
 	return bounded, func() { cancel(nil); looking.Wait() }
 }
 
-// noCommit is what git archive says of a name that it cannot archive.
+// noCommit matches the error of git archive for a name that it cannot archive.
 var noCommit = regexp.MustCompile(`not a (?:valid object name|tree object)`)
 
 // mostRedirects is how often an address may lead to another one.
@@ -496,8 +496,8 @@ func (r *remoteRefs) unknown(rev, location string) error {
 		WithDetail("revision", rev).WithDetail("near", near)
 }
 
-// bring fetches the objects of one revision and returns what they are called. A reference or a full commit
-// is fetched alone if the server allows it; a short commit needs all objects to be unique.
+// bring fetches the objects of one revision and returns its name there. A reference or a full
+// commit is fetched alone if the server allows it; a short commit needs all objects to be unique.
 func (g git) bring(ctx context.Context, store, location string, header *loginHeader, ref, rev string, refs *remoteRefs) (string, error) {
 	fetch := []string{"fetch", "--quiet", "--no-recurse-submodules", "--no-write-commit-graph"}
 	want := cmp.Or(ref, rev)

@@ -12,7 +12,7 @@ const (
 	pointerMost  = 1024 // bytes
 )
 
-// warnOfPointers warns of files whose content is elsewhere.
+// warnOfPointers warns of files that are pointers to content elsewhere.
 func (t *Tree) warnOfPointers() {
 	root, err := os.OpenRoot(t.Dir)
 	if err != nil {

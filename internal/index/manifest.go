@@ -328,7 +328,7 @@ const example = "[index] with tools = [\"module.function\"]"
 
 // finish adds the parts that conventions share: dependencies and Python version.
 func (m *Manifest) finish(fsys fs.FS) error {
-	m.lists("") // who reads the manifest from now on changes nothing
+	m.lists("") // later readers of the manifest change nothing
 	if m.script {
 		return nil
 	}

@@ -67,8 +67,8 @@ func (u *unpacked) place(t *testing.T, name string, replaces bool) {
 	}
 }
 
-// An existing folder is used only if it still equals the bundle, whatever the index's
-// processes have done there, with and without an init command.
+// An existing folder is used only if it still equals the bundle, with and without an init command:
+// the index's processes may have changed it.
 func TestPlaceRepairsChangedFolders(t *testing.T) {
 	t.Parallel()
 	for _, init := range []bool{false, true} {

@@ -152,8 +152,8 @@ func (r *reader) unknown(table, key string, known []string) {
 	r.warnings.add(text + r.suggest(key, known))
 }
 
-// suggest names what may have been meant. As each look takes time for all the names, the author of
-// many wrong ones gets a few.
+// suggest names similar keys. Each search takes time for all the names, so an author of many wrong
+// ones gets a few.
 func (r *reader) suggest(name string, among []string) string {
 	if r.suggested++; r.suggested > maxNotes {
 		return ""

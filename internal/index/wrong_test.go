@@ -55,7 +55,7 @@ func TestManyWrongNamesAreCounted(t *testing.T) {
 	}
 }
 
-// What takes the parsers of TOML and YAML more than linear time is refused before it is parsed.
+// A manifest that would take a parser of TOML or YAML more than linear time is refused first.
 func TestManifestsThatTakeLongAreRefused(t *testing.T) {
 	t.Parallel()
 	const head = "[index]\ntools = ['m.f']\n"

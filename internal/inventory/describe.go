@@ -14,7 +14,7 @@ import (
 // describePage is how many tools the registry describes at once.
 const describePage = 500
 
-// Describe returns what the registry knows of one tool.
+// Describe returns the registry's description of one tool.
 func Describe(ctx context.Context, c *client.Client, id subjects.ToolID) (*tool.Descriptor, error) {
 	var answer registry.DescribeAnswer
 	err := c.Ask(ctx, registry.VerbDescribe, registry.Request{Tool: string(id)}, &answer)
@@ -30,8 +30,8 @@ func DescriptorOf(about json.RawMessage) (*tool.Descriptor, error) {
 	return d, nil
 }
 
-// Described tells of the tools of a page, in its order, what `mesh info --json` prints of each. One of which
-// nothing is known is as the list has it, and one that has gone since is left out.
+// Described returns the descriptions of a page's tools, in its order, as `mesh info --json` prints
+// them. A tool without a description is as in the list; one that was removed since is left out.
 func Described(ctx context.Context, c *client.Client, page []registry.ListedTool, tell func(registry.ListedTool, json.RawMessage)) error {
 	for len(page) > 0 {
 		var ids []string

@@ -1,3 +1,3 @@
-// Package inventory is what administrators are shown of a mesh: its nodes, indexes and sessions, in
-// the JSON form that `mesh nodes|indexes|session ls --json` and the gateway print.
+// Package inventory lists a mesh for administrators: its nodes, indexes and sessions, in the JSON
+// form that `mesh nodes|indexes|session ls --json` and the gateway print.
 package inventory

@@ -90,7 +90,7 @@ type Node struct {
 	// Limits apply to calls of tools that declare none; MaxLimits bound what a tool may declare.
 	Limits    tool.Limits `json:"limits,omitzero"`
 	MaxLimits tool.Limits `json:"max_limits,omitzero"`
-	Memory    string      `json:"-"` // what enforces memory limits
+	Memory    string      `json:"-"` // the mechanism that enforces memory limits
 }
 
 // Nodes lists the nodes as a view knows them.
@@ -161,7 +161,7 @@ type Index struct {
 	State string `json:"state"`
 	// Managed reports whether it is installed for that file.
 	Managed bool `json:"managed,omitempty"`
-	// Code and Reason say what failed. Reason also says that no node has the labels.
+	// Code and Reason describe the failure. Reason also says that no node has the labels.
 	Code   toolmesh.Code     `json:"code,omitempty"`
 	Reason string            `json:"reason,omitempty"`
 	Nodes  []subjects.NodeID `json:"nodes"`
@@ -293,8 +293,8 @@ const (
 	listedEvery = 20 * time.Millisecond
 )
 
-// Listed waits until the registry lists tools that were installed, so that the next request finds
-// them: registries follow what nodes publish. After 2 s it returns anyway: the tools are served.
+// Listed waits until the registry lists the installed tools, so that the next request finds them:
+// registries lag behind nodes. After 2 s it returns anyway: the tools are served.
 func Listed(ctx context.Context, c *client.Client, tools []subjects.ToolID) {
 	ctx, cancel := context.WithTimeout(ctx, listedFor)
 	defer cancel()

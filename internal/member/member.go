@@ -30,7 +30,7 @@ type Options struct {
 	Store host.StoreOptions
 	// View adjusts the view of the registry.
 	View registry.ViewOptions
-	// Logger takes what happens; nil discards it.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
 
@@ -123,8 +123,8 @@ func (m *Member) prepare(ctx context.Context) error {
 	return store.Of(m.Bus).Ensure(ctx, &layout)
 }
 
-// Serve makes the process a node with these options, once, and joins. After an error it
-// does what is left. Sessions, streams and the logger are the member's.
+// Serve makes the process a node with these options, once, and joins. Called again after an error,
+// it continues. Sessions, streams and the logger are the member's.
 func (m *Member) Serve(ctx context.Context, o host.Options) error {
 	if m.Host == nil {
 		if err := m.start(ctx, o); err != nil {
@@ -184,7 +184,7 @@ func (m *Member) TellAwaited() {
 // questions are still answered.
 func (m *Member) Leave(ctx context.Context) error {
 	if m.Tasks != nil {
-		m.Tasks.Stop(ctx) // first: others go on with what it leaves
+		m.Tasks.Stop(ctx) // first: others take its tasks over
 	}
 	if m.awaiting != nil {
 		m.awaiting.Close()
@@ -206,7 +206,7 @@ func (m *Member) CloseView() {
 	}
 }
 
-// Close ends what [Member.Leave] has left. It may be called more than once.
+// Close ends everything after [Member.Leave]. It may be called more than once.
 func (m *Member) Close() {
 	m.CloseView()
 	m.Client.Close()
@@ -224,7 +224,7 @@ func (m *Member) Stuck() error {
 // Node is the node that the member is; nil while it serves nothing.
 func (m *Member) Node() *host.Host { return m.serving.Load() }
 
-// Figures are those of the node; nil while there is none.
+// Figures are those of the node; nil before Serve.
 func (m *Member) Figures() *host.Figures {
 	if h := m.serving.Load(); h != nil {
 		return h.Figures()

@@ -10,8 +10,8 @@ import (
 	"github.com/toolmesh/toolmesh/registry"
 )
 
-// Demand is what a pool of nodes has to do, and what it has for that. It counts the
-// nodes that serve: the calls on one that drains end there and need no other's slot.
+// Demand is the work of a pool of nodes, and its capacity. It counts the nodes that serve: calls on
+// a draining node end there and need no other slot.
 type Demand struct {
 	Pool  string `json:"pool"`
 	Nodes int    `json:"nodes"`
@@ -35,7 +35,7 @@ type Demand struct {
 	WantedSlots int `json:"wanted_slots"`
 }
 
-// Demands sums up nodes, and what waits for some, by their pools, sorted by name.
+// Demands sums up nodes, and the work that waits for one, by pool, sorted by name.
 //
 // The wanted slots are the sum of:
 //
@@ -46,7 +46,7 @@ type Demand struct {
 //     that its caller was told to wait, as one caller may be refused a hundred times a second;
 //   - the calls and tasks that wait for a node, which are on no node.
 //
-// An autoscaler divides the number by what one node should carry: docs/operations/metrics.md.
+// An autoscaler divides the number by the share of one node: docs/operations/metrics.md.
 func Demands(nodes []registry.NodeStatus, awaited map[string]codec.Awaited) []Demand {
 	pools := make(map[string]*Demand)
 	of := func(name string) *Demand {

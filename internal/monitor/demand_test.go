@@ -10,7 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh/registry"
 )
 
-// node is one that serves, changed by what a test is about.
+// node is a serving node with a change of the test's.
 func node(pool string, change func(*registry.NodeStatus)) registry.NodeStatus {
 	n := registry.NodeStatus{Alive: true}
 	n.State, n.Slots = registry.StateServing, 8
@@ -87,14 +87,13 @@ func TestDemands(t *testing.T) {
 	}
 }
 
-// targetPercent is the part of a node's slots that is to be in use on average: the rest
-// takes what comes while another node starts.
+// targetPercent is the average use of a node's slots to aim at: the rest takes new calls while
+// another node starts.
 const targetPercent = 70
 
-// replicas is how many nodes a pool is to have for the slots that are wanted of it,
-// where each node has slots: what a HorizontalPodAutoscaler makes of WantedSlots with
-// averageValue = slots × targetPercent / 100. None where nothing is wanted. slots
-// below 1 count as 1.
+// replicas is the number of nodes, with slots each, that a HorizontalPodAutoscaler makes of
+// WantedSlots with averageValue = slots × targetPercent / 100. It is 0 if no slots are wanted.
+// slots below 1 count as 1.
 func replicas(wanted, slots int) int {
 	if wanted <= 0 {
 		return 0
@@ -130,8 +129,8 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// A pool that is scaled by the number has room for what comes, in one step from any
-// size, and stays at that.
+// A pool that is scaled by the number has room for new calls, in one step from any size, and is
+// then stable.
 func TestAPoolFollowsItsDemand(t *testing.T) {
 	t.Parallel()
 	const slots = 8

@@ -1,9 +1,8 @@
-// Package monitor answers over HTTP how a process of the mesh is, and what the mesh has
-// to do: /healthz and /readyz for whoever starts and replaces processes, /metrics for
-// Prometheus, /demand for whoever scales pools of nodes.
+// Package monitor serves the state of a process and the demand of the mesh over HTTP: /healthz and
+// /readyz for supervisors, /metrics for Prometheus, /demand for autoscalers.
 //
-// It only looks. It changes nothing in the process, asks nothing of the broker, and
-// keeps no figures of its own, so that what it says of the mesh is the same from every
-// process that has the registry's view. It takes no credentials and shows no
-// session, tool, call or argument. Settings and signals are its owner's.
+// It only reads. It changes nothing in the process, asks nothing of the broker, and keeps no
+// figures of its own, so that every process with the registry's view shows the same mesh. It takes
+// no credentials and shows no session, tool, call or argument. Settings and signals belong to its
+// owner.
 package monitor

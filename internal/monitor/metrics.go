@@ -10,11 +10,10 @@ import (
 	"github.com/toolmesh/toolmesh/router/standby"
 )
 
-// collector makes metrics of what its monitor sees at the time of a scrape.
+// collector makes metrics of its monitor's state at the time of a scrape.
 type collector struct{ m *Monitor }
 
-// Describe implements [prometheus.Collector]. It names no metric: which ones there are
-// depends on what the process is.
+// Describe implements [prometheus.Collector]. It names no metric: the set depends on the process.
 func (c collector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements [prometheus.Collector].

@@ -27,8 +27,8 @@ const (
 	// lookWithin is how long the process may take to say how it is. Nothing of that
 	// waits for anything but locks.
 	lookWithin = 5 * time.Second
-	// staleAfter is how long ago the view of the mesh may have been complete: older
-	// figures are none, and whoever scales by them leaves things as they are.
+	// staleAfter is the max age of a complete view: older figures are left out, and an autoscaler
+	// without figures changes nothing.
 	staleAfter = 5 * time.Second
 	// stopWithin is how long requests that are being answered have at the end.
 	stopWithin = time.Second
@@ -37,14 +37,15 @@ const (
 // Member is the process that a [Monitor] looks at: an agent or a router. Its methods
 // may be called concurrently and at any time, and wait for no broker.
 type Member interface {
-	// Stuck is why the process does not get on, whatever the broker does; nil while it does.
+	// Stuck returns why the process makes no progress even with a healthy broker; nil while it
+	// does.
 	Stuck() error
-	// Condition is why the process is not to be counted on; nil while it is. note is
-	// what people should know beside that; it may be empty.
+	// Condition returns why the process is not ready; nil while it is. note is for people; it may
+	// be empty.
 	Condition() (note string, err error)
 	// Figures are those of the node that the process is; nil while it is none.
 	Figures() *host.Figures
-	// Seen is what the process knows of the mesh; nil while it does not.
+	// Seen returns the process's view of the mesh; nil while it has none.
 	Seen() *registry.View
 }
 
@@ -52,7 +53,7 @@ type Member interface {
 type Options struct {
 	// Version is the program's version, for toolmesh_build_info. Defaults to "unknown".
 	Version string
-	// Logger takes what happens; nil discards it.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
 
@@ -67,9 +68,9 @@ type Monitor struct {
 	stop    sync.Once
 }
 
-// Start listens on an address, HOST:PORT, and answers until [Monitor.Stop]: that the
-// process starts, until [Monitor.Watch] says what there is to look at. The error is
-// unavailable for an address that cannot be listened on, one in use included.
+// Start listens on an address, HOST:PORT, and answers until [Monitor.Stop]; until [Monitor.Watch]
+// it answers that the process starts. The error is unavailable if it cannot listen there, for
+// example because the address is in use.
 func Start(ctx context.Context, address string, opts *Options) (*Monitor, error) {
 	o := *cmp.Or(opts, &Options{})
 	log := cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
@@ -107,7 +108,7 @@ func Start(ctx context.Context, address string, opts *Options) (*Monitor, error)
 // that asked for was 0.
 func (m *Monitor) Address() string { return m.listen.Addr().String() }
 
-// Watch says what there is to look at, from now on and also after that has stopped.
+// Watch sets the process to show, from now on and also after it has stopped.
 func (m *Monitor) Watch(member Member) { m.watched.Store(&member) }
 
 // Stop ends the server. It may be called more than once; every call waits.
@@ -122,7 +123,7 @@ func (m *Monitor) Stop() {
 	m.wg.Wait()
 }
 
-// member is what there is to look at; nil while there is nothing.
+// member is the process to show; nil before Watch.
 func (m *Monitor) member() Member {
 	if w := m.watched.Load(); w != nil {
 		return *w
@@ -138,7 +139,7 @@ func (m *Monitor) condition() (note string, err error) {
 	return member.Condition()
 }
 
-// demands is what the pools have to do, unless this process cannot tell.
+// demands returns the demand of the pools; the error says why this process cannot tell.
 func (m *Monitor) demands() ([]Demand, error) {
 	var view *registry.View
 	if member := m.member(); member != nil {
@@ -151,7 +152,7 @@ func (m *Monitor) demands() ([]Demand, error) {
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "this process has heard nothing of the mesh for %v", stale.Round(time.Second))
 	}
 	if !view.KnowsLoads() {
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "an agent does not hear what more than %d nodes do: ask a router", registry.SparingMax)
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "an agent does not follow more than %d nodes: ask a router", registry.SparingMax)
 	}
 	return Demands(view.Loads(), view.Awaited()), nil
 }
@@ -210,5 +211,5 @@ func say(w http.ResponseWriter, status int, line string) {
 	_, _ = io.WriteString(w, strings.Join(strings.Fields(line), " ")+"\n")
 }
 
-// text is what an error says to people, without its code.
+// text is an error's message without its code.
 func text(err error) string { return toolmesh.AsError(err).Message }

@@ -83,7 +83,7 @@ func (s *site) becomes(path string, status int, line string) {
 	})
 }
 
-// metrics scrapes, and reads what comes as Prometheus does.
+// metrics scrapes and parses as Prometheus does.
 func (s *site) metrics() map[string]*dto.MetricFamily {
 	s.t.Helper()
 	status, body := s.do(http.MethodGet, "/metrics")
@@ -155,8 +155,8 @@ func serve(t *testing.T, broker *meshtest.Server, g *gate) *router.Router {
 	return r
 }
 
-// Figures follow the calls, every process says the same of the mesh, and the pages that
-// scalers and probes read say what they promise.
+// Figures follow the calls, every process shows the same mesh, and the pages of autoscalers and
+// probes match the docs.
 func TestFiguresFollowCalls(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -273,8 +273,8 @@ func TestFiguresFollowCalls(t *testing.T) {
 	}
 }
 
-// A drain shows in /readyz at once, while calls run on; what is left can be read until
-// the monitor ends.
+// A drain shows in /readyz at once, while calls run on; the other pages are served until the
+// monitor ends.
 func TestDrainingIsNotReady(t *testing.T) {
 	t.Parallel()
 	g := newGate()
@@ -307,8 +307,8 @@ func TestDrainingIsNotReady(t *testing.T) {
 	s.m.Stop()
 }
 
-// Without its broker an agent is alive and not ready, so that nobody restarts a fleet
-// for an outage, and says nothing of the mesh after a while. With it all is as before.
+// An agent without its broker is alive and not ready, so that an outage restarts no fleet, and
+// shows nothing of the mesh after a while. After the outage all is as before it.
 func TestOutageOfTheBroker(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -359,8 +359,8 @@ func TestOutageOfTheBroker(t *testing.T) {
 	s.metrics()
 }
 
-// A broker that reads nothing more, with all sockets full, holds up whoever writes to it
-// for a minute. Who asks how the process is waits for none of that.
+// A broker that reads nothing, with all sockets full, blocks writers to it for a minute. Probes
+// wait for none of that.
 func TestABrokerThatReadsNothing(t *testing.T) {
 	t.Parallel()
 	proxy := meshtest.NewProxy(t, meshtest.Broker(t))

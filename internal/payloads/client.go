@@ -25,17 +25,17 @@ const (
 	tries = 4
 	// patience is how long the node that serves it may be silent.
 	patience = 5 * time.Second
-	// pageBytes is what one get asks for.
+	// pageBytes is the size of one get.
 	pageBytes = 4 << 20
 )
 
 // errSilent is the error of a transfer whose node is silent. Another node may serve it.
-var errSilent = toolmesh.Errorf(toolmesh.CodeUnavailable, "move a large value: the node that moves it has been silent for %v", patience).WithOrigin(toolmesh.OriginMesh)
+var errSilent = toolmesh.Errorf(toolmesh.CodeUnavailable, "move a payload: the node that moves it has been silent for %v", patience).WithOrigin(toolmesh.OriginMesh)
 
-// Put has a node store what r reads, size bytes, for a session, and returns its reference.
-// When that node or the connection is lost it begins anew. The errors are
-// payload_too_large for more than the node takes, or where nobody takes any, unavailable
-// for a store that is full or silent, and that of ctx; all say that nothing was started.
+// Put has a node store the size bytes of r for a session, and returns the reference. It begins anew
+// if the node or the connection is lost. The errors are payload_too_large above the node's limit or
+// if no node takes payloads, unavailable if the store is full or silent, and that of ctx; all have
+// started:false.
 //
 // The node is at, where that answers: one that runs the call has the value at hand then.
 // Empty leaves it to the broker.
@@ -79,7 +79,7 @@ func notStarted(err error) error {
 // await gives a node that is going, or a connection that is lost, some time.
 func await(ctx context.Context, n int) error {
 	if !wake.After(ctx, 250*time.Millisecond<<n) {
-		return fmt.Errorf("move a large value: %w", context.Cause(ctx))
+		return fmt.Errorf("move a payload: %w", context.Cause(ctx))
 	}
 	return nil
 }
@@ -98,13 +98,13 @@ func next(ctx context.Context, x *bus.Exchange) (*nats.Msg, error) {
 	m, err := x.Next(ctx)
 	switch {
 	case err != nil && errors.Is(err, ctx.Err()):
-		return nil, fmt.Errorf("move a large value: %w", context.Cause(ctx))
+		return nil, fmt.Errorf("move a payload: %w", context.Cause(ctx))
 	case toolmesh.CodeOf(err) == toolmesh.CodeNodeLost:
 		return nil, errSilent
 	case err != nil:
 		return nil, err
 	case bus.NoResponders(m):
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no node moves large values on %s: %w", m.Subject, nats.ErrNoResponders).WithOrigin(toolmesh.OriginMesh)
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no node moves payloads on %s: %w", m.Subject, nats.ErrNoResponders).WithOrigin(toolmesh.OriginMesh)
 	}
 	if h := codec.Header(m.Header); len(h[codec.HeaderErrorCode]) > 0 {
 		return nil, codec.ParseReply(h, m.Data).Err
@@ -203,11 +203,10 @@ func put(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subject
 	}
 }
 
-// Get writes what a session's reference names to w. A part that is lost on its way is
-// asked for again. The errors are invalid_request for what is gone or was altered
-// (details.reason), unavailable, permission_denied, that of w, and that of ctx. After an
-// error w has something else, or less. at is the node that is asked first, which may have
-// it at hand; empty for any.
+// Get writes the payload of a session's reference to w. It asks again for lost parts. The errors
+// are invalid_request if the payload was removed or altered (details.reason), unavailable,
+// permission_denied, that of w, and that of ctx; w may then have a part of it or wrong bytes. at is
+// the node to ask first, as it may hold the payload in memory; empty for any.
 func Get(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subjects.NodeID, ref *codec.Ref, w io.Writer) error {
 	id, err := ref.Payload(session)
 	if err != nil {
@@ -235,7 +234,7 @@ func Get(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subject
 		for _, piece := range page {
 			sum.Write(piece)
 			if _, err := w.Write(piece); err != nil {
-				return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the large value cannot be written: %w", err).WithOrigin(toolmesh.OriginCaller)
+				return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the payload cannot be written: %w", err).WithOrigin(toolmesh.OriginCaller)
 			}
 		}
 	}
@@ -267,8 +266,8 @@ func (g *getting) close() {
 	}
 }
 
-// page reads some of the value, whole or not at all, and asks for what follows, so that it
-// is on its way while this page is written.
+// page reads one page, whole or not at all, and requests the next one, so that it arrives while
+// this one is written.
 func (g *getting) page(ctx context.Context) ([][]byte, error) {
 	for n := 0; ; n++ {
 		err := g.ask()
@@ -340,7 +339,7 @@ func (g *getting) read(ctx context.Context) ([][]byte, error) {
 }
 
 func lostPiece(n string) error {
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "a piece of the large value was lost on its way, before number %s", n).WithOrigin(toolmesh.OriginMesh)
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "a piece of the payload was lost on its way, before number %s", n).WithOrigin(toolmesh.OriginMesh)
 }
 
 // GetBytes is [Get] into memory.
@@ -379,8 +378,8 @@ func (v *Memory) reserve(said int64, page [][]byte) error {
 	return nil
 }
 
-// Delete says that nobody needs what a reference names any more. It waits for no answer:
-// what is not deleted expires. at is the node that may have it at hand; empty for any.
+// Delete deletes the payload of a reference. It waits for no answer: a payload that is not deleted
+// expires. at is the node that may hold it in memory; empty for any.
 func Delete(b *bus.Bus, session subjects.SessionID, at subjects.NodeID, ref *codec.Ref) {
 	id, err := ref.Payload(session)
 	if err != nil {
@@ -400,6 +399,6 @@ func tell(b *bus.Bus, subject string, verb codec.PayloadVerb) {
 	if err != nil {
 		return
 	}
-	_ = c.Send(&nats.Msg{Subject: subject, Header: ask(verb)}) // what is not said, time does
+	_ = c.Send(&nats.Msg{Subject: subject, Header: ask(verb)}) // a lost message leaves it to a timeout
 	c.Close()
 }

@@ -17,28 +17,28 @@ import (
 
 // Values of details.reason.
 const (
-	// ReasonGone: what a reference names is not there (any more).
+	// ReasonGone: the payload of a reference does not exist or was removed.
 	ReasonGone = "payload_gone"
-	// ReasonAltered: it is not what its digest says.
+	// ReasonAltered: the payload does not match its digest.
 	ReasonAltered = "payload_altered"
 )
 
 // window is how many pieces may be on their way to the store.
 const window = 8
 
-// Gone is the error of a reference whose value is not there.
+// Gone is the error of a reference without a payload.
 func Gone(name string) *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the large value %q is not there: it was used, or has expired after 15 minutes; send it again", name).
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the payload %q does not exist: it was used, or expired after 15 minutes; send it again", name).
 		WithDetail("reason", ReasonGone).WithStarted(toolmesh.StartedNo)
 }
 
-// altered is the error of a reference whose value is another one.
+// altered is the error of a payload that does not match its reference.
 func altered(ref *codec.Ref, digest string) *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the large value %q has the digest %s, its reference says %s: it was altered", ref.Name, digest, ref.Digest).
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the payload %q has the digest %s, its reference says %s: it was altered", ref.Name, digest, ref.Digest).
 		WithDetail("reason", ReasonAltered).WithStarted(toolmesh.StartedNo)
 }
 
-// TooLarge is the error of a value that is larger than what is taken.
+// TooLarge is the error of a payload above the limit; both in bytes.
 func TooLarge(size, most int64) *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the value has %d bytes, at most %d are taken (MESH_PAYLOAD_MAX)", size, most).
 		WithDetail("limit", most).WithDetail("size", size)
@@ -54,7 +54,8 @@ func NewName(session subjects.SessionID) (subjects.PayloadID, string, error) {
 	return id, name, nil
 }
 
-// Store puts what r reads into the object store, for a session and its account, and returns its reference. It is for nodes, which may do that.
+// Store stores the content of r for a session and its account, and returns the reference. Only
+// nodes have the right to do that.
 func Store(ctx context.Context, b store.Store, session, account subjects.SessionID, r io.Reader, most int64) (*codec.Ref, error) {
 	_, name, err := NewName(session)
 	if err != nil {
@@ -88,7 +89,7 @@ func fill(ctx context.Context, b store.Store, u *store.Upload, r io.Reader, most
 	return u.Finish(ctx, "")
 }
 
-// pieces calls each with what r reads, cut into pieces; each must not keep one.
+// pieces calls each with the content of r in pieces; each must not keep them.
 func pieces(r io.Reader, size int, each func([]byte) error) error {
 	buffer := make([]byte, size)
 	for {
@@ -158,7 +159,7 @@ func write(ctx context.Context, b store.Store, p store.Payload, ref *codec.Ref, 
 	size := int64(0)
 	_, err := b.ReadPayload(ctx, p, 0, p.Parts(), func(part *store.Stored) (bool, error) {
 		if size += int64(len(part.Data)); size > p.Size {
-			return false, altered(ref, "of more bytes") // what is described is what is taken
+			return false, altered(ref, "of more bytes") // it must match its description
 		}
 		sum.Write(part.Data)
 		_, err := w.Write(part.Data)

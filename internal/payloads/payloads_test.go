@@ -28,7 +28,7 @@ func TestMain(m *testing.M) { meshtest.Main(m) }
 
 const waitTimeout = 60 * time.Second
 
-// rig is a server of large values, and a caller.
+// rig is a payload server and a caller.
 type rig struct {
 	*payloads.Server
 	t    *testing.T
@@ -167,7 +167,7 @@ func TestGetOfManyParts(t *testing.T) {
 	}
 }
 
-// What the node stores any NATS client reads as an object.
+// A payload that a node stored can be read as an object by any NATS client.
 func TestStoredAsAnObject(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1<<30)
@@ -193,7 +193,7 @@ func TestStoredAsAnObject(t *testing.T) {
 	}
 }
 
-// What is wrong with an upload is said, and nothing of it stays.
+// An invalid upload gets an error, and nothing of it stays stored.
 func TestBadUploads(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1000)

@@ -32,7 +32,7 @@ const (
 	maxReads   = 16
 	maxWaiting = 4096
 	maxRequest = 8 << 10
-	// maxPage bounds what one get sends, and maxParts in how many messages.
+	// maxPage is the max size of a get's answer in bytes, maxParts its max number of messages.
 	maxPage  = 4 << 20
 	maxParts = 4096
 	// minPiece is how many bytes the pieces of an object must have on average, apart from window of
@@ -42,7 +42,7 @@ const (
 	maxPiece = 512 << 10
 )
 
-// ServerOptions are what a [Server] is made of; all of them are needed, but for Log.
+// ServerOptions configure a [Server]; all are required except Log.
 type ServerOptions struct {
 	Node subjects.NodeID
 	Bus  store.Store
@@ -51,13 +51,13 @@ type ServerOptions struct {
 	Max int64
 	// SessionCredentials: see [subjects.ReplyAllowed].
 	SessionCredentials bool
-	// Go runs what must not hold up a NATS callback.
+	// Go runs a function outside of the NATS callback.
 	Go func(func())
 	// Admit says why there is no such session; nil if there is. It may wait.
 	Admit func(session subjects.SessionID) error
-	// Account is whose part a session has, as far as that is known. It must not wait.
+	// Account returns the account of a session, as far as it is known. It must not block.
 	Account func(session subjects.SessionID) subjects.SessionID
-	// Log takes what happens.
+	// Log receives the log.
 	Log *slog.Logger
 }
 
@@ -82,7 +82,7 @@ type upload struct {
 	next    int // number of the piece that is expected; of the callback
 
 	keep    bool     // it is to be held, and has room for that
-	kept    [][]byte // what has come of it then; of the callback
+	kept    [][]byte // its result so far; of the callback
 	mu      sync.Mutex
 	replies map[int]string // of pieces that are yet to be stored
 }
@@ -96,8 +96,8 @@ func NewServer(o ServerOptions) *Server {
 	}
 }
 
-// Serve takes a request on one of the subjects of large values. Pieces of one value must
-// come in the order in which they were sent.
+// Serve takes a request on a subject of payloads. Pieces of one payload must arrive in the order in
+// which they were sent.
 func (s *Server) Serve(m *nats.Msg) {
 	subject, err := subjects.Parse(m.Subject)
 	if !s.Bus.MayAnswer(m, subject.Session, s.SessionCredentials) {
@@ -119,7 +119,7 @@ func (s *Server) Serve(m *nats.Msg) {
 	verb, directed := codec.PayloadVerb(header.Get(codec.HeaderPayload)), subject.Kind == subjects.KindNodePayload
 	switch {
 	case verb != codec.PayloadPiece && m.Size() > maxRequest:
-		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a request about a large value has %d bytes, at most %d are possible", m.Size(), maxRequest)
+		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a request about a payload has %d bytes, at most %d are possible", m.Size(), maxRequest)
 	case verb == codec.PayloadPut:
 		s.run(subject.Session, func() error { return s.begin(subject.Session, name, header, m) }, m.Reply)
 	case verb == codec.PayloadPiece && directed:
@@ -146,20 +146,20 @@ func (s *Server) Serve(m *nats.Msg) {
 	}
 }
 
-// run does what has to wait for the store: sessions take turns.
+// run runs store operations on a goroutine: sessions share the slots fairly.
 func (s *Server) run(session subjects.SessionID, do func() error, reply string) {
 	if !s.reads.Do(s.Account(session), func() {
 		if err := do(); err != nil {
 			s.refuse(reply, err)
 		}
 	}) {
-		s.refuse(reply, toolmesh.Errorf(toolmesh.CodeBusy, "too many requests of session %q about large values wait at node %s: try again", session, s.Node).WithDetail("limit", "requests"))
+		s.refuse(reply, toolmesh.Errorf(toolmesh.CodeBusy, "too many requests of session %q about payloads wait at node %s: try again", session, s.Node).WithDetail("limit", "requests"))
 	}
 }
 
 func (s *Server) respond(reply string, h codec.Header, body []byte) {
 	if err := s.Bus.Conn().PublishMsg(&nats.Msg{Subject: reply, Header: nats.Header(h), Data: body}); err != nil {
-		s.Log.Warn("answer about a large value could not be sent", slog.String("error", err.Error()))
+		s.Log.Warn("answer about a payload could not be sent", slog.String("error", err.Error()))
 	}
 }
 
@@ -175,7 +175,7 @@ func (s *Server) refuse(reply string, err error) {
 	s.respond(reply, header, body)
 }
 
-// begin takes a put: what is too large is refused before anything is moved.
+// begin begins a put; one that is too large is refused before any data is sent.
 func (s *Server) begin(session subjects.SessionID, name string, h codec.Header, m *nats.Msg) error {
 	req, bad := codec.ParsePayloadPut(h, m.Data)
 	if bad != nil {
@@ -198,13 +198,13 @@ func (s *Server) begin(session subjects.SessionID, name string, h codec.Header, 
 	case s.closed:
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is stopping: send to another", s.Node)
 	case s.uploads[name] != nil:
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the large value %q is being sent already", name)
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the payload %q is being sent already", name)
 	}
 	if err := s.share(use, u.account, u.size); err != nil {
 		return err
 	}
 	if !s.places.Take(u.account, 1) {
-		return toolmesh.Errorf(toolmesh.CodeBusy, "node %s takes %d large values at once, of which session %q sends its part: try again", s.Node, maxUploads, session).WithDetail("limit", "uploads").WithDetail("max", maxUploads)
+		return toolmesh.Errorf(toolmesh.CodeBusy, "node %s takes %d payloads at once, of which session %q sends its part: try again", s.Node, maxUploads, session).WithDetail("limit", "uploads").WithDetail("max", maxUploads)
 	}
 	if u.Upload, err = s.Bus.NewUpload(name, u.account, false, func(n int, err error) { s.stored(name, u, n, err) }); err != nil {
 		s.places.Give(u.account, 1)
@@ -227,8 +227,8 @@ func (s *Server) Room(ctx context.Context, account subjects.SessionID, size int6
 	return s.share(use, account, size)
 }
 
-// share refuses an account that would have more of the store than it leaves free, beside
-// what is announced here. s.mu is held.
+// share refuses an upload after which its account had more of the store than is left free,
+// announced uploads included. s.mu is held.
 func (s *Server) share(use store.PayloadsUse, account subjects.SessionID, size int64) error {
 	for _, u := range s.uploads {
 		have, _ := u.Size()
@@ -246,7 +246,7 @@ func (s *Server) share(use store.PayloadsUse, account subjects.SessionID, size i
 		if account == "" {
 			who = "sessions that were not created have together"
 		}
-		return toolmesh.Errorf(toolmesh.CodeBusy, "%s %d bytes in the store of large values, of which %d are free for all sessions: wait until they are read or expire", who, use.Mine, free).
+		return toolmesh.Errorf(toolmesh.CodeBusy, "%s %d bytes in the payload store, which has %d free for all sessions: wait until payloads are read or expire", who, use.Mine, free).
 			WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "payloads_share").WithDetail("stored", use.Mine).WithDetail("max", use.Max)
 	}
 	return nil
@@ -288,15 +288,15 @@ func (s *Server) piece(name string, h codec.Header, m *nats.Msg) error {
 	n, err := strconv.Atoi(h.Get(codec.HeaderSeq))
 	switch {
 	case err != nil || n != u.next:
-		return refused("piece %q of the large value came, number %d was expected: begin anew", h.Get(codec.HeaderSeq), u.next)
+		return refused("piece %q of the payload came, number %d was expected: begin anew", h.Get(codec.HeaderSeq), u.next)
 	case have+int64(len(m.Data)) > u.size:
-		return refused("more came of the large value than the %d bytes that were announced", u.size)
+		return refused("more came of the payload than the %d bytes that were announced", u.size)
 	case len(m.Data) > maxPiece:
-		return refused("piece %d of the large value has %d bytes, at most %d are possible: send smaller ones", n, len(m.Data), maxPiece)
+		return refused("piece %d of the payload has %d bytes, at most %d are possible: send smaller ones", n, len(m.Data), maxPiece)
 	case int64(n) > u.size/int64(average)+window:
-		return refused("the pieces of the large value have less than %d bytes on average: send larger ones", average)
+		return refused("the pieces of the payload have less than %d bytes on average: send larger ones", average)
 	case open >= window:
-		return refused("%d pieces of the large value are not acknowledged yet: wait for an acknowledgement before you send another one", window)
+		return refused("%d pieces of the payload are not acknowledged yet: wait for an acknowledgement before you send another one", window)
 	}
 	u.next++
 	u.mu.Lock()
@@ -320,7 +320,7 @@ func (s *Server) finish(session subjects.SessionID, name string, h codec.Header,
 	}
 	if have, _ := u.Size(); have != u.size {
 		s.drop(name)
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%d bytes came of the large value, %d were announced: begin anew", have, u.size)
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%d bytes came of the payload, %d were announced: begin anew", have, u.size)
 	}
 	ref := codec.Ref{Name: name, Digest: h.Get(codec.HeaderDigest)}
 	if _, err := ref.Payload(session); err != nil {
@@ -367,18 +367,18 @@ func (s *Server) forget(name string) *upload {
 	return u
 }
 
-// drop forgets an upload that came to nothing, and what is stored of it.
+// drop removes an upload that failed, and its stored parts.
 func (s *Server) drop(name string) {
 	if u := s.forget(name); u != nil {
 		s.Go(func() {
 			if err := u.Drop(s.Base); err != nil {
-				s.Log.Debug("what is left of a large value expires by itself", slog.String("error", err.Error()))
+				s.Log.Debug("what is left of a payload expires by itself", slog.String("error", err.Error()))
 			}
 		})
 	}
 }
 
-// Sweep drops the uploads whose callers are gone. The host calls it each second.
+// Sweep drops the uploads of callers that left. The host calls it each second.
 func (s *Server) Sweep(now time.Time) {
 	s.held.sweep(now)
 	var gone []string
@@ -425,10 +425,10 @@ func (s *Server) get(name string, h codec.Header, m *nats.Msg) error {
 	if v := s.held.get(name); v != nil && done <= len(v.pieces) {
 		for _, piece := range v.pieces[done:] {
 			if more, err := page.send(piece); !more || err != nil {
-				break // what could not be sent is missed, and asked for again
+				break // the caller asks again for parts that could not be sent
 			}
 		}
-		// Who goes on with another node has it begin at the front of the store's.
+		// A caller that continues with another node begins there at the first stored piece.
 		page.end(codec.High{Terminal: done+page.sent == len(v.pieces)}, done, v.size)
 		return nil
 	}
@@ -484,7 +484,7 @@ func (p *page) end(high codec.High, done int, size int64) {
 	p.s.respond(p.reply, h, nil)
 }
 
-// Hold has a value that was stored from memory held there for who reads it next. It must
+// Hold keeps a payload that was stored from memory in memory for its next reader. The value must
 // not change.
 func (s *Server) Hold(account subjects.SessionID, ref *codec.Ref, value []byte) {
 	v := &heldValue{name: ref.Name, account: account, digest: ref.Digest, size: int64(len(value))}
@@ -497,8 +497,8 @@ func (s *Server) Hold(account subjects.SessionID, ref *codec.Ref, value []byte) 
 	s.held.put(v)
 }
 
-// Load is [Load], of what the server still holds without the store. room is asked with the
-// value's size before anything is read.
+// Load is [Load], but first looks in the memory of the server. It calls room with the size before
+// it reads anything.
 func (s *Server) Load(ctx context.Context, session subjects.SessionID, ref *codec.Ref, room func(size int64) error) ([]byte, error) {
 	v := s.held.get(ref.Name)
 	if v == nil || v.digest != ref.Digest {
@@ -522,7 +522,7 @@ func (s *Server) Load(ctx context.Context, session subjects.SessionID, ref *code
 	return value, nil
 }
 
-// Delete deletes what a reference names.
+// Delete deletes the payload of a reference.
 func (s *Server) Delete(ctx context.Context, name string) error {
 	s.held.forget(name)
 	return s.Bus.DeletePayload(ctx, name)

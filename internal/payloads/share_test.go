@@ -90,7 +90,7 @@ func TestTheStoreIsShared(t *testing.T) {
 	if err := r.Room(t.Context(), "u", 1<<20); err != nil {
 		t.Errorf("a result of a third session: %v", err)
 	}
-	// What is announced and has yet to come counts.
+	// An announced upload counts.
 	if a := r.begin("u", 0, 3<<20); a.Header.Get("Mesh-Error-Code") != "" {
 		t.Errorf("a third session: %s", a.Data)
 	}
@@ -100,7 +100,7 @@ func TestTheStoreIsShared(t *testing.T) {
 	r.Close()
 }
 
-// What is being sent is held in memory within a bound.
+// The memory of uploads in progress is bounded.
 func TestUploadsInProgressAreBounded(t *testing.T) {
 	r := newRig(t, 1<<30)
 	heap := func() int64 {

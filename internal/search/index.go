@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Document is what an index knows of a tool.
+// Document is the indexed text of a tool.
 type Document struct {
 	// ID is the full id. The part behind its first dot counts most.
 	ID          string
@@ -149,7 +149,7 @@ func (d Document) terms() map[string]float64 {
 
 // Query is a question's words.
 type Query struct {
-	terms [][]weighted // of each word: itself, and what it may also mean
+	terms [][]weighted // of each word: itself, and its synonyms
 }
 
 type weighted struct {

@@ -8,9 +8,9 @@ import (
 // meant is the weight of a word that a question has another word for.
 const meant = 0.5
 
-// groups are words that people and authors of tools use for the same, one group a line. A
-// word may stand in several. They are of everyday use and of software in general: no name of
-// a product is among them. What people write in two words is written here in one.
+// groups are synonyms that people and authors of tools use, one group a line. A word may be in
+// several. They are of everyday use and of software in general, without names of products.
+// Compounds that people write as two words are one here.
 //
 //go:embed meanings.txt
 var groups string

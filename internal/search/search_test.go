@@ -75,8 +75,8 @@ func first(n int, ask string, indexes ...*search.Index) (keys []string) {
 	return keys
 }
 
-// Of questions in a person's words about a thousand tools of public servers, nine of ten find
-// a right one among the first ten: also of those that nobody looked at while it was tuned.
+// Of questions in a person's words about a thousand tools of public servers, nine of ten find a
+// right one among the first ten, also of those that were not used for tuning.
 func TestQuestionsFindTheirTools(t *testing.T) {
 	t.Parallel()
 	tools, questions := lines[described](t, "tools.jsonl"), lines[question](t, "questions.jsonl")
@@ -106,7 +106,7 @@ func TestQuestionsFindTheirTools(t *testing.T) {
 	}
 }
 
-// Tools that fit equally are in order of id, in whatever order they came, and in one index or two.
+// Tools that fit equally are in order of id, in any order of arrival, and in one index or two.
 func TestOrderIsStable(t *testing.T) {
 	t.Parallel()
 	tools := lines[described](t, "tools.jsonl")[:120]

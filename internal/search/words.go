@@ -88,8 +88,8 @@ func cut(w string) string {
 	return w
 }
 
-// endings are taken off a word, the first that fits, where enough of it is left. What is
-// left of all forms of a word has to be alike, and need be no word.
+// endings are cut off a word, the first that fits, if enough of it is left. The stems of all forms
+// of a word must be equal, and need not be words.
 var endings = []struct {
 	ending, instead string
 	left            int
@@ -100,7 +100,7 @@ var endings = []struct {
 	{"ches", "ch", 2}, {"shes", "sh", 2}, {"ed", "", 3}, {"ers", "er", 3}, {"es", "", 3}, {"ss", "ss", 1}, {"us", "us", 1}, {"is", "is", 1}, {"s", "", 2}, {"ly", "", 4}, {"e", "", 3},
 }
 
-// stem returns what the forms of an English word have in common.
+// stem returns the common part of the forms of an English word.
 func stem(w string) string {
 	if !isASCII(w) {
 		return w

@@ -200,7 +200,7 @@ func (st Store) clear(ctx context.Context, s StoredBundle) error {
 
 // describe writes a bundle's description in place of the one that was read.
 func (st Store) describe(ctx context.Context, s StoredBundle) (revision uint64, err error) {
-	s.info.ModTime = time.Time{} // the broker's time of the message is what counts
+	s.info.ModTime = time.Time{} // only the broker's time of the message counts
 	data, err := json.Marshal(s.info)
 	if err != nil {
 		return 0, fmt.Errorf("describe bundle %s: %w", s.Digest, err)
@@ -211,8 +211,8 @@ func (st Store) describe(ctx context.Context, s StoredBundle) (revision uint64, 
 	return st.publish(ctx, m, "change bundle "+s.Digest, jetstream.WithExpectStream(bundleStream), jetstream.WithExpectLastSequencePerSubject(s.revision))
 }
 
-// ClearBundles removes parts, older than age, of bundles whose storing or deletion was cut off
-// with its process. It goes on after failures, and joins them.
+// ClearBundles removes parts, older than age, of bundles with an unfinished upload or deletion,
+// left by a process that ended. It continues after failures, and joins them.
 func (st Store) ClearBundles(ctx context.Context, age time.Duration) error {
 	// The parts first: those without a description after that never had one, or lost it.
 	info, err := st.Info(ctx, bundleStream, bundleParts+">")

@@ -16,8 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Deleting a bundle that nobody needs and storing it again at the same time never
-// both succeed.
+// Of a bundle's deletion and its simultaneous upload, one fails.
 func TestABundleGoesOnlyAsItWasRead(t *testing.T) {
 	t.Parallel()
 	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
@@ -55,8 +54,8 @@ func TestABundleGoesOnlyAsItWasRead(t *testing.T) {
 	})
 }
 
-// A store whose leader is away for a moment, or of which the servers of a cluster
-// have yet to hear from each other, is waited for.
+// A store waits while its leader is away, or while the servers of a cluster have yet to hear from
+// each other.
 func TestBundlesOfAStoreWithoutALeader(t *testing.T) {
 	t.Parallel()
 	servers := meshtest.Cluster(t, 2)
@@ -139,8 +138,7 @@ func TestBundlesAreReadWithoutTheLeader(t *testing.T) {
 	}
 }
 
-// Where one server of those that share the store does not have all of a bundle yet,
-// its reader waits. What is there never counts for more than it is.
+// A reader waits while a replica lacks a part of a bundle, and never takes a part for the whole.
 func TestABundleOfWhichPartsAreMissing(t *testing.T) {
 	t.Parallel()
 	b := open(t, meshtest.Broker(t).Connect(t), nil)
@@ -185,7 +183,7 @@ func TestABundleOfWhichPartsAreMissing(t *testing.T) {
 			}
 			done <- err
 		}()
-		for range 5 { // more than it takes to find what is there
+		for range 5 { // more than it takes to find an existing one
 			if _, err := looks.NextMsg(time.Minute); err != nil {
 				t.Fatal(err)
 			}
@@ -208,8 +206,7 @@ func TestABundleOfWhichPartsAreMissing(t *testing.T) {
 	}
 }
 
-// What a process left that was killed while it stored or deleted a bundle goes,
-// and nothing else.
+// Only the parts that a killed process left of a bundle are removed.
 func TestClearedBundles(t *testing.T) {
 	t.Parallel()
 	b := open(t, meshtest.Broker(t).Connect(t), nil)
@@ -248,7 +245,7 @@ func TestClearedBundles(t *testing.T) {
 	}
 }
 
-// What cannot be removed, as this mark, holds up nothing else.
+// A message that cannot be removed, such as this mark, does not hold up the others.
 func TestClearingBundlesGoesOn(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t, meshtest.Config(`authorization { users: [
@@ -291,7 +288,7 @@ func look(t *testing.T, b store.Store, digest string) store.StoredBundle {
 	return s
 }
 
-// messages counts what the object store holds.
+// messages counts the messages of the object store.
 func messages(t *testing.T, b store.Store) uint64 {
 	t.Helper()
 	stream, err := b.JetStream().Stream(context.WithoutCancel(t.Context()), "OBJ_"+subjects.ObjectBundles)

@@ -1,5 +1,5 @@
-// Package store is what the mesh keeps in JetStream: the layout of its streams
-// and buckets, keys, objects of several messages, direct reads and pulls.
+// Package store keeps the mesh's data in JetStream: the layout of its streams and buckets, keys,
+// objects of several messages, direct reads and pulls.
 //
 // [Of] makes a [Store] of a connection; it costs nothing and holds no state. A
 // question that finds no leader is asked again until its context ends.

@@ -14,7 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Errors of keys, wrapped in what the methods return.
+// Errors of keys; the methods wrap them.
 var (
 	// ErrConflict: a key has another revision than the one that was expected, or
 	// exists where it was to be created. Nothing was written.
@@ -128,8 +128,8 @@ func (st Store) lastOf(ctx context.Context, key Key) (e Entry, gone bool, err er
 	return Entry{Value: found[0].Data, Revision: found[0].Seq, Time: found[0].Time}, Gone(found[0].Header), nil
 }
 
-// Put writes a key, whatever its value is, and returns its revision. With a ttl above 0 the key
-// expires; it is at least 1 s, in whole seconds.
+// Put writes a key unconditionally and returns its revision. With a ttl above 0 the key expires;
+// the ttl is at least 1 s, in whole seconds.
 func (st Store) Put(ctx context.Context, key Key, value []byte, ttl time.Duration) (revision uint64, err error) {
 	return st.publishKey(ctx, key, value, ttl, nil, "")
 }
@@ -142,7 +142,7 @@ func (st Store) Create(ctx context.Context, key Key, value []byte, ttl time.Dura
 	if !errors.Is(err, ErrConflict) {
 		return revision, err
 	}
-	// What is in the way may be the mark of an earlier key's end.
+	// The key may be the marker of one that has ended.
 	last, gone, lookErr := st.lastOf(ctx, key)
 	if lookErr != nil || !gone {
 		return 0, err

@@ -18,8 +18,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// lagging is a cluster of three whose third server can be cut off from the others, behind
-// proxies: its replicas answer, and lag.
+// lagging is a cluster of three behind proxies; the third server can be cut off from the others:
+// its replicas answer, and lag.
 func lagging(t *testing.T) (servers []*meshtest.Server, routes []*meshtest.Proxy) {
 	t.Helper()
 	ports := make([]string, 3)
@@ -39,7 +39,7 @@ func lagging(t *testing.T) (servers []*meshtest.Server, routes []*meshtest.Proxy
 	var starting sync.WaitGroup
 	for i := range ports {
 		starting.Go(func() {
-			// None learns of a way that is not given to it: what they advertise leads nowhere.
+			// A server knows only the routes given to it: the advertised address leads nowhere.
 			servers[i] = meshtest.Broker(t, meshtest.Config(fmt.Sprintf(`server_name: "lag-%d"
 				cluster { name: lag, listen: %q, advertise: "127.0.0.1:1", pool_size: -1, routes: [%s] }`, i+1, ports[i], to[i])))
 		})
@@ -49,7 +49,7 @@ func lagging(t *testing.T) (servers []*meshtest.Server, routes []*meshtest.Proxy
 	return servers, routes
 }
 
-// What a replica that lags does not have yet is waited for, and never called gone.
+// A reader waits for a message that a lagging replica lacks, and never reports it as removed.
 func TestAReplicaLags(t *testing.T) {
 	t.Parallel()
 	servers, routes := lagging(t)
@@ -106,7 +106,7 @@ func TestAReplicaLags(t *testing.T) {
 	}
 	got := make(chan loaded, 1)
 	go func() { got <- load() }()
-	for range 3 { // what comes back is not enough
+	for range 3 { // the messages that arrive are not enough
 		if m, err := asked.NextMsg(time.Minute); err != nil || !strings.Contains(string(m.Data), name) {
 			t.Fatalf("its reader asks again: %v", err)
 		}

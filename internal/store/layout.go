@@ -22,10 +22,10 @@ import (
 const (
 	// chunksAge is how long the chunks of a stream are kept.
 	chunksAge = 15 * time.Minute
-	// DefaultChunksBytes bounds all of them together where nobody says otherwise.
+	// DefaultChunksBytes is the default bound for all of them together.
 	DefaultChunksBytes int64 = 1e9
-	// markerTTL is how long the marker of a key that is gone stays in its bucket. In that of
-	// the tasks it takes the place of a task, and nobody follows it.
+	// markerTTL is the lifetime of the marker of a key that was removed. In the bucket of tasks a
+	// marker takes the room of a task, and no process follows it.
 	markerTTL     = time.Minute
 	taskMarkerTTL = 2 * time.Second
 	// apiTimeout is how long one question to JetStream may take, retryTimeout how
@@ -49,8 +49,8 @@ const (
 	errStreamOffline    = 10118
 )
 
-// Layout says how the mesh's streams and buckets are made. What is there already
-// keeps its storage, size and copies where the field here has its zero value.
+// Layout configures the mesh's streams and buckets. A zero field leaves the storage, size and
+// copies of an existing one as they are.
 type Layout struct {
 	// Replicas is the number of replicas of each stream. Defaults to 3 where the
 	// broker is a cluster that can place them, else 1: two are lost with either.
@@ -126,15 +126,14 @@ const (
 	// lanesAge is how long the record of a lane's owner is kept after the owner has died.
 	lanesAge = 24 * time.Hour
 	// DefaultTasksBytes bounds the records of tasks with their arguments and results in a new
-	// bucket, queuedBytes what is queued of them.
+	// bucket, queuedBytes the queue.
 	DefaultTasksBytes int64 = 512e6
 	queuedBytes       int64 = 128e6
 	// dueKept is how many due times of one schedule wait.
 	dueKept = 100
 )
 
-// stream is what all streams have in common: files that keep all messages and refuse new ones
-// once they are full.
+// stream is the common configuration: files that keep all messages and refuse new ones when full.
 func (l Layout) stream(name, description string, stored ...string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: name, Description: description, Subjects: stored, Discard: jetstream.DiscardNew, Replicas: l.Replicas, AllowDirect: true,
@@ -142,9 +141,9 @@ func (l Layout) stream(name, description string, stored ...string) jetstream.Str
 	}
 }
 
-// EnsureSchedules is [Store.Ensure] for the stream of the tasks that have a time. It returns false
-// if the broker cannot have one. JetStream takes schedules only in a stream that may discard old
-// messages: the number of tasks is what bounds it.
+// EnsureSchedules is [Store.Ensure] for the stream of tasks with a time. It returns false if the
+// broker does not support it. JetStream allows schedules only in a stream that may discard old
+// messages: the bound on the number of tasks keeps it from that.
 func (st Store) EnsureSchedules(ctx context.Context, copies int) (bool, error) {
 	if !atLeast(st.Conn().ConnectedServerVersion(), 2, 14) {
 		return false, nil
@@ -193,11 +192,10 @@ func (l Layout) objectStore(bucket, description string) jetstream.StreamConfig {
 	return config
 }
 
-// Ensure refuses foreign streams that cover the mesh's requests, then makes the
-// streams, buckets and object stores that are missing, and holds those that are
-// there against the layout: what can be changed without losing anything is, the
-// rest is an error that says what to do. While JetStream has no leader it tries
-// again until ctx ends, or for 30 s if ctx has no deadline. nil is the zero Layout.
+// Ensure refuses foreign streams that cover the mesh's requests, makes the missing streams, buckets
+// and object stores, and compares existing ones with the layout: it applies changes that lose no
+// data; for others the error says what to do. While JetStream has no leader it retries until ctx
+// ends, or for 30 s if ctx has no deadline. nil is the zero Layout.
 func (st Store) Ensure(ctx context.Context, layout *Layout) error {
 	l := *cmp.Or(layout, &Layout{})
 	if err := l.Validate("Layout"); err != nil {
@@ -216,8 +214,7 @@ func (st Store) Ensure(ctx context.Context, layout *Layout) error {
 	return nil
 }
 
-// EnsureBucket makes a bucket whose changes are republished, or holds the one of
-// its name against that.
+// EnsureBucket makes a bucket with republished changes, or compares an existing one with that.
 func (st Store) EnsureBucket(ctx context.Context, bucket string) error {
 	return st.ensureStream(ctx, Layout{}.bucket(bucket), Layout{})
 }
@@ -230,9 +227,9 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, retryTimeout)
 }
 
-// refuseForeign fails if streams of this account cover subjects on which the mesh
-// answers. JetStream acknowledges what it stores to the reply subject, so such a
-// stream's acknowledgement races the reply, and hides that nobody serves the subject.
+// refuseForeign fails if other streams of this account cover subjects on which the mesh answers.
+// JetStream acknowledges each message to its reply subject: that races the reply of the mesh, and
+// hides that no node serves the subject.
 func (st Store) refuseForeign(ctx context.Context) error {
 	requests := []string{
 		subjects.AllTools, subjects.AllCtl, subjects.AllRegistry, subjects.AllReplay, subjects.AllAdmin, subjects.AllPayloads,
@@ -281,7 +278,7 @@ func (st Store) ensureStream(ctx context.Context, want jetstream.StreamConfig, l
 			if !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 				return err
 			}
-			// Another process was faster: what it made is compared.
+			// Another process made the stream first: compare it.
 			stream, err = st.JetStream().Stream(ctx, want.Name)
 		}
 		if err != nil {
@@ -322,8 +319,7 @@ func (st Store) createStream(ctx context.Context, want jetstream.StreamConfig) e
 	return err
 }
 
-// merge returns have with what want asks for. It fails for what cannot change
-// without losing data.
+// merge returns have with the changes of want. The error names a change that would lose data.
 func merge(have, want jetstream.StreamConfig, l Layout) (jetstream.StreamConfig, error) {
 	refuse := func(format string, args ...any) (jetstream.StreamConfig, error) {
 		return have, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "stream %s "+format, append([]any{want.Name}, args...)...).
@@ -355,9 +351,8 @@ func merge(have, want jetstream.StreamConfig, l Layout) (jetstream.StreamConfig,
 	return merged, nil
 }
 
-// retry repeats do while JetStream has no leader or does not answer yet, until
-// ctx ends, or for 30 s if ctx has no deadline, and turns what remains into the
-// mesh's error.
+// retry repeats do while JetStream has no leader or does not answer, until ctx ends, or for 30 s if
+// ctx has no deadline, and converts the last error.
 func (st Store) retry(ctx context.Context, what string, do func(ctx context.Context) error) error {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
@@ -409,7 +404,7 @@ func isAPIError(err error, numbers ...jetstream.ErrorCode) bool {
 	return slices.Contains(numbers, e.ErrorCode)
 }
 
-// apiError turns an error of JetStream into the mesh's, with what to do.
+// apiError converts an error of JetStream, with advice.
 func apiError(what string, err error) error {
 	if own := (*toolmesh.Error)(nil); errors.As(err, &own) {
 		return err
@@ -427,8 +422,7 @@ func apiError(what string, err error) error {
 	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
 		return bus.ErrClosed()
 	case isAPIError(err, errStorageExceeded, errMemoryExceeded, errMaxStreamsForAcc):
-		// Nobody makes room while it is asked again; a waiting caller would never
-		// hear why.
+		// A retry makes no room, and would keep the error from the caller.
 		hint, again = "the broker has no room for it: give JetStream more, or ask for less (MESH_CHUNKS_MAX, MESH_PAYLOADS_MAX)", false
 	case isAPIError(err, errNoSuitablePeers, errNotClustered):
 		// Servers of a cluster come back, one server does not become a cluster.

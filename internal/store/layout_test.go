@@ -102,7 +102,7 @@ func TestEnsureRepairsSafeDifferences(t *testing.T) {
 	if _, err := b.Get(t.Context(), store.Key{Bucket: subjects.BucketTools, Name: "kept"}); err != nil {
 		t.Fatalf("the repair lost a key: %v", err)
 	}
-	// A size that is asked for is set, one that is not leaves what is there.
+	// A size is set if given, else the existing one stays.
 	if got := config(t, b, subjects.StreamChunks).MaxBytes; got != 1<<20 {
 		t.Fatalf("chunk bytes %d", got)
 	}
@@ -258,7 +258,7 @@ func TestStreamsNameEveryBucket(t *testing.T) {
 	}
 }
 
-// A server whose disk is full takes a message and says nothing.
+// A server with a full disk takes a message and does not answer.
 func TestABundleThatIsNotConfirmedIsUnavailable(t *testing.T) {
 	t.Parallel()
 	b := open(t, meshtest.Broker(t).Connect(t), nil)

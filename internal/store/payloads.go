@@ -143,7 +143,7 @@ func (st Store) readParts(ctx context.Context, what string, q Query, left int, e
 			for m, err := range st.Read(ctx, q) {
 				if err != nil {
 					if left < before {
-						break // the next question begins behind what has come
+						break // the next request continues behind the messages received
 					}
 					return err
 				}
@@ -196,7 +196,7 @@ func payloadOwner(account subjects.SessionID) string {
 
 // PayloadsUse is the usage of the store of payloads, in bytes.
 type PayloadsUse struct {
-	Mine      int64 // payloads of one account, whose parts count as full ones
+	Mine      int64 // payloads of one account; incomplete ones count as whole
 	Used, Max int64
 }
 
@@ -213,9 +213,9 @@ func (st Store) PayloadsUse(ctx context.Context, account subjects.SessionID) (u 
 	return u, nil
 }
 
-// ErrPayloadsFull refuses what the store of large values has no room for.
+// ErrPayloadsFull refuses what the payload store has no room for.
 func ErrPayloadsFull(why string) *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is full (%s): %w; wait until what is in it is read or expires, or give it more room (MESH_PAYLOADS_MAX)", why, ErrFull).
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the payload store is full (%s): %w; wait until payloads are read or expire, or give it more room (MESH_PAYLOADS_MAX)", why, ErrFull).
 		WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "payloads_max").WithRetryable(false)
 }
 
@@ -239,7 +239,7 @@ func (st Store) DropChunks(ctx context.Context, session subjects.SessionID, epoc
 // storeError is the error in JetStream's answer to a request or a publish; nil for none.
 func storeError(m *nats.Msg) error {
 	if bus.NoResponders(m) {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is not there, or has no leader: it needs JetStream").WithOrigin(toolmesh.OriginMesh)
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the payload store does not exist, or has no leader: it needs JetStream").WithOrigin(toolmesh.OriginMesh)
 	}
 	var answer struct {
 		Error *jetstream.APIError `json:"error"`
@@ -252,7 +252,7 @@ func storeError(m *nats.Msg) error {
 	case Full(answer.Error):
 		return ErrPayloadsFull(answer.Error.Description).WithDetail("err_code", answer.Error.ErrorCode)
 	}
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values refused: %s", answer.Error.Description).
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the payload store refused: %s", answer.Error.Description).
 		WithOrigin(toolmesh.OriginMesh).WithDetail("err_code", answer.Error.ErrorCode)
 }
 
@@ -268,7 +268,7 @@ type Upload struct {
 	sum    hash.Hash // nil: its sender says the digest
 	acked  func(n int, err error)
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	size    int64
 	sent    int
 	stored  int
@@ -324,8 +324,8 @@ func (st Store) StoreParts(ctx context.Context, stream, subject string, data []b
 	return u.sent, nil
 }
 
-// LoadParts reads what [Store.StoreParts] has stored. Parts that the replica that answers does
-// not have yet are waited for; those that do not come are unavailable.
+// LoadParts reads the parts that [Store.StoreParts] has stored. It waits for parts that the
+// answering replica lacks; if they do not come, the error is unavailable.
 func (st Store) LoadParts(ctx context.Context, stream, subject string, parts int) ([]byte, error) {
 	var data []byte
 	q := Query{Stream: stream, Subject: subject, Bytes: readBytes}
@@ -420,7 +420,7 @@ func (u *Upload) wait(ctx context.Context, most int, refused bool) error {
 		case <-timer.C:
 			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the object store has not answered since %v", heard.Format(time.TimeOnly)).WithOrigin(toolmesh.OriginMesh)
 		case <-ctx.Done():
-			return fmt.Errorf("store a large value: %w", context.Cause(ctx))
+			return fmt.Errorf("store a payload: %w", context.Cause(ctx))
 		}
 	}
 }
@@ -441,7 +441,7 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 	}
 	data, err := json.Marshal(p.info)
 	if err != nil {
-		return Payload{}, fmt.Errorf("describe the large value %s: %w", u.name, err)
+		return Payload{}, fmt.Errorf("describe the payload %s: %w", u.name, err)
 	}
 	m := nats.NewMsg(objectSubject(subjects.ObjectPayloads, u.name))
 	m.Data = data
@@ -454,16 +454,16 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
 		u.inbox.Close()
 		return p, nil
 	case isAPIError(err, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant):
-		return Payload{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is a large value of the name %q already: take another one", u.name).WithOrigin(toolmesh.OriginMesh)
+		return Payload{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a payload named %q exists already: use another name", u.name).WithOrigin(toolmesh.OriginMesh)
 	case Full(err):
 		return Payload{}, ErrPayloadsFull(err.Error())
 	}
-	return Payload{}, apiError("store a large value", err)
+	return Payload{}, apiError("store a payload", err)
 }
 
 // Drop removes the stored pieces of an upload that is not finished.
 func (u *Upload) Drop(ctx context.Context) error {
-	// What is on its way would be stored behind the purge.
+	// A message in flight would be stored behind the purge.
 	settled, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	_ = u.wait(settled, 0, true)

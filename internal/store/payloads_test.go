@@ -28,7 +28,7 @@ func upload(t *testing.T, b store.Store, name, value string) store.Payload {
 	return p
 }
 
-// What nobody deletes goes by itself, after the time that the page says.
+// A payload expires after the time in the docs.
 func TestPayloadsExpire(t *testing.T) {
 	t.Parallel()
 	b := open(t, meshtest.Broker(t).Connect(t), nil)
@@ -52,7 +52,7 @@ func TestPayloadsExpire(t *testing.T) {
 	})
 }
 
-// A name is one value's: whoever has its reference reads no other one.
+// A name has one value: a reference never reads another one.
 func TestPayloadNamesAreTakenOnce(t *testing.T) {
 	t.Parallel()
 	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {

@@ -95,7 +95,7 @@ func (st Store) Publish(ctx context.Context, m *nats.Msg, options ...jetstream.P
 	return err
 }
 
-// publish stores a message and returns its sequence; errors begin with what.
+// publish stores a message and returns its sequence; what begins its errors.
 func (st Store) publish(ctx context.Context, m *nats.Msg, what string, options ...jetstream.PublishOpt) (uint64, error) {
 	if !st.Connected() {
 		return 0, bus.ErrDisconnected(errNotSent)

@@ -13,8 +13,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// A task whose index no node has stays queued, without a call and an attempt, is counted
-// for its pool, and runs once there is a node.
+// A task for an index without a node stays queued, without a call or an attempt, is counted for its
+// pool, and runs once a node serves the index.
 func TestTasksWaitForANode(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

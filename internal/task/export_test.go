@@ -17,7 +17,7 @@ func (s *Service) Running() int {
 // Sweep looks through all records at once, however new they are.
 func (s *Service) Sweep(ctx context.Context) error { return s.sweep(ctx, 0, 0) }
 
-// SweepValues looks through all large values at once, however new they are.
+// SweepValues sweeps all payloads at once, however new they are.
 func (s *Service) SweepValues(ctx context.Context) error { return s.sweepValues(ctx, 0) }
 
 // SetRoom limits the stores of tasks, and the kept tasks of a schedule.

@@ -86,8 +86,8 @@ type Service struct {
 	waiting []*waiter
 	awaited map[string]awaited          // tasks that wait for a node, by key
 	uses    map[subjects.SessionID]*use // by account
-	coming  map[subjects.SessionID]room // what was let in and is not stored yet, by account
-	counts  singleflight.Group          // what is listed in the stores for them
+	coming  map[subjects.SessionID]room // admitted and not stored yet, by account
+	counts  singleflight.Group          // listings of the stores for them
 }
 
 // New makes a service; [Service.Start] starts it. Its arguments must outlive it.

@@ -39,8 +39,8 @@ const resultBytes = 1 << 20
 // they are passed on.
 const heldAgain = time.Second
 
-// A count of what a session has is believed for useKept, and only while this process has let in
-// no more than one part in useParts of what was left of the share: others count as well.
+// A count of an account's use is reused for useKept, while this process has admitted at most one
+// part in useParts of the free share since: other processes admit as well.
 const (
 	useKept  = time.Second
 	useParts = 32
@@ -60,12 +60,12 @@ func (u *use) spent() bool {
 	return useParts*u.taken.records > u.left.records || useParts*u.taken.bytes > u.left.bytes
 }
 
-// add adds what is let in, or takes it off again.
+// add adds an admitted amount, or subtracts it.
 func (r *room) add(more room, times int64) {
 	r.records, r.bytes = r.records+times*more.records, r.bytes+times*more.bytes
 }
 
-// account is whose part a session has, as far as is known.
+// account returns the account of a session, as far as it is known.
 func (s *Service) account(session subjects.SessionID) subjects.SessionID {
 	epoch, _ := s.opts.Sessions.Admit(session)
 	return subjects.Account(session, epoch)
@@ -81,7 +81,7 @@ type holding struct {
 // take takes room for one more; the error is busy.
 func (h *holding) take(size int64) error {
 	if !h.s.held.Take(h.account, size) {
-		return toolmesh.Errorf(toolmesh.CodeBusy, "large values of tasks take as many bytes here as the session may have of %d: try again", h.s.held.Limit()).
+		return toolmesh.Errorf(toolmesh.CodeBusy, "payloads of tasks take as many bytes here as the session may have of %d: try again", h.s.held.Limit()).
 			WithDetail("limit", "held_bytes").WithDetail("max", h.s.held.Limit()).
 			WithDetail("retry_after_ms", heldAgain.Milliseconds()).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}
@@ -139,7 +139,7 @@ func (s *Service) roomFor(ctx context.Context, session subjects.SessionID, more 
 		WithDetail("limit", "tasks").WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 
-// stored takes off what no longer waits to be stored.
+// stored subtracts an amount that is now stored.
 func (s *Service) stored(account subjects.SessionID, more room) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,8 +151,8 @@ func (s *Service) stored(account subjects.SessionID, more room) {
 	}
 }
 
-// useOf is what a session's account has, as of a moment ago. Of all that ask for it at once one
-// lists it, whoever of them gives up.
+// useOf is the use of a session's account a moment ago. Of several simultaneous callers one lists
+// it, even if that caller gives up.
 func (s *Service) useOf(ctx context.Context, session, account subjects.SessionID) (*use, error) {
 	known := func() *use {
 		s.mu.Lock()
@@ -181,7 +181,7 @@ func (s *Service) useOf(ctx context.Context, session, account subjects.SessionID
 
 func (s *Service) countUse(ctx context.Context, session, account subjects.SessionID) (*use, error) {
 	s.mu.Lock()
-	now, coming := time.Now(), s.coming[account] // before: what is stored meanwhile counts twice, and not never
+	now, coming := time.Now(), s.coming[account] // before the listing: it is better to count twice than never
 	s.mu.Unlock()
 	keys, err := subjects.SessionTasks(session)
 	if err != nil {

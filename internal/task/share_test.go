@@ -321,8 +321,8 @@ func TestOneListingForAllThatAsk(t *testing.T) {
 	}
 }
 
-// Submissions of one session at the same moment, for which several runners count what it has,
-// pass its share by little: others find room.
+// Simultaneous submissions of one session, counted by several runners, exceed its share by little:
+// other sessions find room.
 func TestABurstLeavesOthersRoom(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

@@ -32,7 +32,7 @@ const (
 // swept is the revision up to which the records were swept.
 type swept struct {
 	Seq uint64 `json:"seq"`
-	// Values is when the large values were swept.
+	// Values is the time of the last sweep of the payloads.
 	Values time.Time `json:"values,omitzero"`
 }
 

@@ -66,9 +66,9 @@ func (s *Service) keep(ctx context.Context, t *stored, data []byte) (*value, err
 		return v, nil
 	}
 	if errors.Is(err, store.ErrFull) {
-		return nil, full("the store of tasks' large values")
+		return nil, full("the store of tasks' payloads")
 	}
-	return nil, unavailable("store a large value of task %s: %w", t.ID, err)
+	return nil, unavailable("store a payload of task %s: %w", t.ID, err)
 }
 
 // fetch reads a value and checks its digest. Missing parts may still come, from a lagging
@@ -78,10 +78,10 @@ func (s *Service) fetch(ctx context.Context, v *value) ([]byte, error) {
 	defer cancel()
 	data, err := s.bus.LoadParts(ctx, valueStream, valueParts+v.ID, v.Parts)
 	if err != nil {
-		return nil, unavailable("read a large value of a task: %w", err)
+		return nil, unavailable("read a payload of a task: %w", err)
 	}
 	if got := digestOf(data); got != v.Digest {
-		return nil, invalid("the large value %s of a task was altered: its digest is %s, and was %s", v.ID, got, v.Digest)
+		return nil, invalid("the payload %s of a task was altered: its digest is %s, and was %s", v.ID, got, v.Digest)
 	}
 	return data, nil
 }
@@ -96,7 +96,7 @@ func (s *Service) drop(ctx context.Context, all ...*value) {
 		err := s.bus.Purge(ctx, valueStream, valueParts+v.ID)
 		cancel()
 		if err != nil {
-			s.log.Debug("a large value of a task is deleted later", slog.String("value", v.ID), slog.String("error", err.Error()))
+			s.log.Debug("a payload of a task is deleted later", slog.String("value", v.ID), slog.String("error", err.Error()))
 		}
 	}
 }

@@ -145,8 +145,8 @@ func sum(text string) []byte {
 	return all[:]
 }
 
-// A call of hours holds nothing of its arguments in the runner: another one's large values are
-// taken while it runs, where there is room for one such value.
+// A long call holds none of its arguments in the runner: another large payload is accepted
+// meanwhile, where one fits.
 func TestALongTaskHoldsNoArguments(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

@@ -36,14 +36,14 @@ type Step struct {
 	Header  map[string][]string
 	Body    []byte
 	Raw     string // the message as the file has it
-	Read    []byte // JSON: what a host reads in a client's message; nil where the file does not say
+	Read    []byte // JSON: the client's message as a host reads it; nil if the file has none
 }
 
 // Transcript is one file.
 type Transcript struct {
 	Name  string // of the file, without .txtar
 	Prose string
-	Tool  []byte // JSON: what the tool does that is called; nil where none is reached
+	Tool  []byte // JSON: the behaviour of the called tool; nil if none is called
 	Steps []Step
 }
 

@@ -18,8 +18,8 @@ import (
 // author writes random schemas.
 type author struct {
 	*rand.Rand
-	// hostile uses every word, in every place, with odd values; otherwise only
-	// what every rendering can say in some way.
+	// hostile uses every word, in every place, with odd values; otherwise only those that every
+	// rendering can express.
 	hostile bool
 }
 
@@ -223,7 +223,7 @@ func descriptorOf(t testing.TB, schema any) *tool.Descriptor {
 	return one(string(data))
 }
 
-// answerer writes what a model may answer to a declaration.
+// answerer writes a model's possible answers to a declaration.
 type answerer struct {
 	*rand.Rand
 	root map[string]any
@@ -408,7 +408,7 @@ func checkAnswers(t *testing.T, random *rand.Rand, d *tool.Descriptor, times int
 	return made
 }
 
-// What a model answers, held to a declaration, is what the tool takes.
+// A model's answer that fits a declaration fits the tool.
 func TestAnswersToTheWorkersToolsAreArguments(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
@@ -436,8 +436,8 @@ func TestAnswersToRandomToolsAreArguments(t *testing.T) {
 	}
 }
 
-// No schema is shown that its provider refuses, whatever the author wrote, and
-// no answer makes a mapping panic.
+// No rendered schema is one that its provider refuses, and no answer makes a mapping panic, for any
+// author's schema.
 func FuzzNoSchemaIsRefused(f *testing.F) {
 	for seed := range uint64(150) {
 		f.Add(seed)
@@ -466,9 +466,8 @@ func FuzzNoSchemaIsRefused(f *testing.F) {
 	})
 }
 
-// Whatever a model writes for whatever schema, what becomes of it is JSON, in bounded
-// time: it is what was written, or what is said of each change holds, and what fits is
-// never changed.
+// For any answer to any schema the result is JSON, in bounded time: either as written, or with each
+// change listed; arguments that fit are never changed.
 func FuzzArguments(f *testing.F) {
 	f.Add(uint64(1), `{"p1":"[1,2]","p2":null,"P3":"{\"a\":\"1\"}"}`)
 	f.Add(uint64(2), `{"p0":"`+strings.Repeat("[", 1000)+`"}`)
@@ -499,8 +498,8 @@ func FuzzArguments(f *testing.F) {
 	})
 }
 
-// Text that is large, deep or long, and schemas that branch without end, cost what one
-// check does.
+// The cost of large, deep or long text, and of schemas that branch without end, is that of one
+// check.
 func TestArgumentsOfHostileModelsAreBounded(t *testing.T) {
 	t.Parallel()
 	const list = `{"type":"object","properties":{"x":{"type":"array","items":{"type":"array"}}}}`

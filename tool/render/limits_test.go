@@ -8,8 +8,8 @@ import (
 	"github.com/toolmesh/toolmesh/tool/render"
 )
 
-// A short schema may stand for an endless one. What is shown of it is bounded,
-// and so is the time it takes: these would not end, or not before the memory does.
+// A short schema may stand for an endless one. Its rendering is bounded in size and time; without
+// bounds these would fill the memory.
 func TestSchemasThatGrowAreBounded(t *testing.T) {
 	t.Parallel()
 	chain := func(word string) string {
@@ -110,7 +110,7 @@ func TestOmittedSchemaPartsAreNoted(t *testing.T) {
 			t.Errorf("%s of %s: the notes are %q, want %q", c.format, c.schema, r.Notes, c.note)
 		}
 	}
-	// What is said in full needs no note.
+	// A complete rendering needs no note.
 	for _, format := range render.Formats() {
 		r := rendered(t, format, one(`{"type":"object","properties":{"a":{"type":"string"}},"required":["a"],"additionalProperties":false}`))
 		if len(r.Notes) > 0 {

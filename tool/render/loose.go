@@ -8,9 +8,9 @@ import (
 	"slices"
 )
 
-// arguments returns the root as one object schema without references and
-// alternatives at its top, which OpenAI, Anthropic and Gemini all refuse there.
-// What they said is widened into one object, with a note.
+// arguments returns the root as one object schema without references and alternatives at its top,
+// which OpenAI, Anthropic and Gemini all refuse there. They are widened into one object, with a
+// note.
 func (s *schema) arguments() *object {
 	flat, exact := s.flat(s.root)
 	if !exact {
@@ -122,11 +122,11 @@ type looseWriter struct {
 	depth   int
 }
 
-// geminiWords are what Gemini documents of JSON Schema.
+// geminiWords are the words of JSON Schema that Gemini documents.
 var geminiWords = words("$ref", "$defs", "type", "format", "title", "description", "enum", "items", "prefixItems", "minItems", "maxItems",
 	"minimum", "maximum", "anyOf", "oneOf", "properties", "additionalProperties", "required")
 
-// geminiDepth bounds what is written out in place of references.
+// geminiDepth bounds the levels that are written out in place of references.
 const geminiDepth = 32
 
 func (l *looseWriter) schema(o *object) *object {
@@ -262,8 +262,8 @@ func (s *schema) loose(root *object, l *looseWriter) *object {
 	return out
 }
 
-// safeNames renames the members of a root whose names Anthropic and Gemini refuse,
-// and returns what they were.
+// safeNames renames the members of a root that Anthropic and Gemini refuse, and returns their
+// original names.
 func (s *schema) safeNames(root *object) (*object, map[string]string) {
 	properties := root.object("properties")
 	safe, back := map[string]string{}, map[string]string{} // by their own names, and by their safe ones

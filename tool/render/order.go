@@ -62,7 +62,7 @@ func (o *object) drop(keys ...string) {
 	}
 }
 
-// clone copies the object, not what is in it.
+// clone copies the object, not its values.
 func (o *object) clone() *object {
 	c := &object{keys: slices.Clone(o.keys), values: make(map[string]any, len(o.values))}
 	for k, v := range o.values {
@@ -91,7 +91,7 @@ func (o *object) MarshalJSON() ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// encodeText is [tool.MarshalPlain] for what decode returned, which cannot fail.
+// encodeText is [tool.MarshalPlain] for a value of decode, which cannot fail.
 func encodeText(v any) string {
 	data, err := tool.MarshalPlain(v)
 	if err != nil {

@@ -10,13 +10,13 @@ import (
 // plainName is a name of an argument that Anthropic and Gemini take.
 var plainName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]{0,63}$`)
 
-// openAI renders for OpenAI: strict if the schema can be, else as it is with
-// what OpenAI asks of any schema.
+// openAI renders for OpenAI: strict if the schema can be, else as it is with the words that OpenAI
+// requires of any schema.
 func (r *Rendered) openAI(text string, in *schema) *object {
 	root := in.arguments()
 	parameters := in.loose(root, &looseWriter{complete: true})
 	s := &strictWriter{in: in, reasons: notes{most: maxReasons}, notes: notes{most: maxNotes}, defs: newObject(), started: map[string]bool{}}
-	for _, text := range in.notes.texts { // what the root does not say any more
+	for _, text := range in.notes.texts { // parts that the root has lost
 		s.refuse("", "%s", text)
 	}
 	strict := s.arguments(root)
@@ -79,8 +79,8 @@ func (r *Rendered) mcp(text string, in *schema, d *tool.Descriptor) (*object, er
 	return out, nil
 }
 
-// ownWords adds what the author wrote for MCP alone: icons, _meta and annotations of metadata.mcp,
-// and a schema that says more than the tool's own. What the mesh itself acts on wins.
+// ownWords adds the author's words for MCP alone: icons, _meta and annotations of metadata.mcp, and
+// a schema that says more than the tool's own. Words that the mesh itself uses take precedence.
 func (s *schema) ownWords(out *object, metadata json.RawMessage) {
 	value, err := decode(metadata)
 	all, ok := value.(*object)
@@ -113,7 +113,7 @@ func (s *schema) ownWords(out *object, metadata json.RawMessage) {
 	}
 }
 
-// objectRoot is the root with "type":"object" in it, whatever else it says.
+// objectRoot is the root with "type":"object" in it.
 func (s *schema) objectRoot() *object {
 	flat, exact := s.flat(s.root)
 	if !exact && !s.root.has("$ref") {
@@ -126,8 +126,8 @@ func (s *schema) objectRoot() *object {
 	return out
 }
 
-// output renders the result's schema. Until its revision of 2026-07-28 MCP takes
-// objects only, so that anything else stands in a member "result".
+// output renders the result's schema. Before its revision of 2026-07-28 MCP takes only objects, so
+// other values are in a member "result".
 func (r *Rendered) output(n *notes, d *tool.Descriptor) (*object, error) {
 	in, err := read(d.OutputSchema, n)
 	if err != nil {

@@ -53,14 +53,14 @@ type Rendered struct {
 	ID subjects.ToolID
 	// Format is the provider's shape.
 	Format Format
-	// Name is what the provider calls the tool, its [tool.ProviderName]; it is in JSON too.
+	// Name of the tool for the provider, its [tool.ProviderName]; it is in JSON too.
 	Name string
 	// JSON is the declaration, to be put into the provider's list of tools.
 	JSON json.RawMessage
 	// Strict says that OpenAI holds the model to the schema; false for others.
 	Strict bool
-	// Notes are texts for people: why a tool is not strict, and what the
-	// declaration says in another way, more widely or not at all.
+	// Notes are texts for people: why a tool is not strict, and which parts the declaration
+	// rewrites, widens or leaves out.
 	Notes []string
 
 	result bool // MCP: structured content is {"result": …}
@@ -118,11 +118,10 @@ func description(format Format, d *tool.Descriptor, n *notes) string {
 	return string([]rune(text)[:openAIDescription-1]) + "…"
 }
 
-// Arguments turns the arguments that a model wrote for a tool, whichever provider it
-// was rendered for, into those of the tool itself: renamed arguments get their names
-// back, and what does not fit the tool's schema is made to fit as [tool.Validator.Fit]
-// does. changed says what was made to fit. Anything else is passed on as it is, for
-// the mesh to check. Empty text means no arguments.
+// Arguments turns a model's arguments, from any provider's declaration, into those of the tool:
+// renamed arguments get their names back, and [tool.Validator.Fit] changes those that do not fit
+// the schema. changed lists its changes. Anything else is passed on as it is, for the mesh to
+// check. Empty text means no arguments.
 //
 // The error is invalid_arguments with details.errors: text that is no JSON object, or
 // an argument that is given under both of its names.

@@ -163,8 +163,7 @@ func TestALongDescriptionIsCutForOpenAI(t *testing.T) {
 	}
 }
 
-// What a model answers becomes what the tool takes, whichever provider's declaration
-// it has read.
+// A model's answer to any provider's declaration becomes arguments of the tool.
 func TestArguments(t *testing.T) {
 	t.Parallel()
 	worker := map[string]json.RawMessage{}
@@ -174,9 +173,9 @@ func TestArguments(t *testing.T) {
 	for _, c := range []struct {
 		tool       string // of the worker, or a schema
 		from, want string
-		changed    string // in what is said of it; empty: nothing is
+		changed    string // is in the list of changes; empty: no changes
 	}{
-		// What a strict schema has null for.
+		// A strict schema has null for an absent value.
 		{"int_default", `{"x":null}`, `{}`, "/x: null was left out"},
 		{"int_default", `{"x":0}`, `{"x":0}`, ""},
 		{"optional_default", `{"x":null}`, `{"x":null}`, ""},
@@ -202,7 +201,7 @@ func TestArguments(t *testing.T) {
 		{`{"type":"object","properties":{"on":{"type":"boolean"}}}`, `{"on":"True"}`, `{"on":true}`, "/on"},
 		{`{"type":"object","properties":{"n":{"anyOf":[{"type":"integer"},{"type":"array","items":{"type":"integer"}}]}}}`, `{"n":"[\"1\"]"}`, `{"n":[1]}`, "/n"},
 		{"tree", `{"x":"{\"name\":\"a\",\"children\":\"[]\"}"}`, `{"x":{"children":[],"name":"a"}}`, "/x"},
-		// Text, where it is taken, or where what it holds does not fit.
+		// Text, where it is allowed, or where its parsed value does not fit.
 		{"union_str_int", `{"x":"5"}`, `{"x":"5"}`, ""},
 		{`{"type":"object","properties":{"x":{"anyOf":[{"type":"string","minLength":3},{"type":"integer"}]}}}`, `{"x":"5"}`, `{"x":"5"}`, ""},
 		{`{"type":"object","properties":{"x":{"enum":["a","b"]}}}`, `{"x":"1"}`, `{"x":"1"}`, ""},
@@ -312,7 +311,8 @@ func TestStructuredContentFitsTheOutputSchema(t *testing.T) {
 	}
 }
 
-// TestMCPWordsOfTheAuthor: metadata.mcp is for MCP alone, and what the mesh acts on wins over it.
+// TestMCPWordsOfTheAuthor: metadata.mcp is for MCP alone, and words that the mesh uses take
+// precedence.
 func TestMCPWordsOfTheAuthor(t *testing.T) {
 	d := &tool.Descriptor{
 		ID: "i.m.f", Name: "m.f", InputSchema: json.RawMessage(`{"type":"object"}`), Source: tool.SourceImport,

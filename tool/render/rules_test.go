@@ -14,13 +14,12 @@ import (
 	"github.com/toolmesh/toolmesh/tool/render"
 )
 
-// What follows are the rules of the providers, from their documentation and from
-// the refusals that their users report. It looks at the JSON alone and shares
-// nothing with the code that wrote it.
+// The rules of the providers follow, from their documentation and from refusals that users report.
+// The checker reads only the JSON and shares nothing with the code that wrote it.
 
 var providerName = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}$`)
 
-// breaches returns what a provider would refuse in a declaration.
+// breaches returns the parts of a declaration that a provider would refuse.
 func breaches(format render.Format, data json.RawMessage) []string {
 	c := &checker{}
 	var v any
@@ -370,7 +369,7 @@ func (c *checker) mcp(at string, v any) {
 	c.compiles(at, o)
 }
 
-// The checker must be able to refuse, or what it lets through says nothing.
+// The checker refuses bad declarations, so that its approval counts.
 func TestTheRulesRefuse(t *testing.T) {
 	t.Parallel()
 	strict := func(schema string) string {

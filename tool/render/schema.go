@@ -23,9 +23,9 @@ const maxNodes = 5000
 // describe a member are put together anew inside it, and so on without an end.
 const maxMerges = 20000
 
-// schema is an author's schema made uniform: the words of 2020-12 whatever
-// dialect it is in, every reference as "#/$defs/<name>" into defs, and no
-// boolean schema but additionalProperties (true is {}, false is {"not":{}}).
+// schema is an author's schema made uniform: the words of 2020-12 from any dialect, every reference
+// as "#/$defs/<name>" into defs, and no boolean schema except additionalProperties (true is {},
+// false is {"not":{}}).
 type schema struct {
 	root  *object
 	defs  map[string]*object
@@ -34,14 +34,14 @@ type schema struct {
 	work  int // how often flatten may still work
 }
 
-// flattened is what flat found.
+// flattened is the result of flat.
 type flattened struct {
 	out   *object
 	exact bool
 }
 
-// notes collects what people should know of a rendering, each text once. The last
-// of most says that there were more.
+// notes collects texts for people about a rendering, each once. The last one says if there were
+// more than most.
 type notes struct {
 	texts []string
 	most  int
@@ -70,7 +70,7 @@ func (n *notes) add(path, format string, args ...any) {
 // reader makes a schema of JSON.
 type reader struct {
 	doc   *object
-	old   bool // a dialect before 2019-09: what stands beside a $ref is ignored
+	old   bool // a dialect before 2019-09: words next to a $ref are ignored
 	tuple bool // a dialect before 2020-12: items may be an array
 	out   *schema
 	names map[string]string // pointer -> name in defs
@@ -121,7 +121,7 @@ func isNever(o *object) bool {
 	return not != nil && len(not.keys) == 0
 }
 
-// The keywords of 2020-12, by what they hold.
+// The keywords of 2020-12, by the kind of their values.
 var (
 	schemaWords = words("additionalProperties", "items", "contains", "not", "if", "then", "else", "propertyNames",
 		"unevaluatedItems", "unevaluatedProperties", "contentSchema")
@@ -253,8 +253,7 @@ func (r *reader) dependencies(o, out *object) {
 	}
 }
 
-// reference turns a $ref into one to a definition; what cannot be followed is
-// left open.
+// reference turns a $ref into one to a definition; one that cannot be followed allows any value.
 func (r *reader) reference(out *object, value any) {
 	ref, _ := value.(string)
 	path, ok := strings.CutPrefix(ref, "#")

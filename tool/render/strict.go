@@ -57,7 +57,7 @@ func (s *strictWriter) arguments(root *object) *object {
 	return out
 }
 
-// schema renders one schema. What it returns after a refusal is not used.
+// schema renders one schema. After a refusal its result is not used.
 func (s *strictWriter) schema(o *object, path string, depth int) *object {
 	s.count++
 	if s.count > maxNodes || depth > 64 {
@@ -178,7 +178,7 @@ func (s *strictWriter) typed(o *object, kind, path string, depth int) *object {
 		}
 		if pattern, ok := o.get("pattern").(string); ok {
 			if _, err := regexp.Compile(pattern); err != nil {
-				s.refuse(path, "the pattern uses what OpenAI's regular expressions may not have")
+				s.refuse(path, "the pattern uses a construct that OpenAI's regular expressions do not allow")
 			}
 			out.set("pattern", pattern)
 		}
@@ -259,12 +259,12 @@ func (s *strictWriter) array(o, out *object, path string, depth int) {
 	out.set("items", s.schema(item, path+"[]", depth+1))
 }
 
-// alike says whether schemas differ by what names them only.
+// alike reports whether schemas are equal except for names and descriptions.
 func alike(list []any) bool {
 	return !slices.ContainsFunc(list, func(one any) bool { return !equal(bare(one), bare(list[0])) })
 }
 
-// bare is a schema without what names it only.
+// bare is a schema without names and descriptions.
 func bare(v any) any {
 	o, ok := v.(*object)
 	if !ok {
@@ -439,8 +439,8 @@ func (s *strictWriter) implied(o *object, word string) bool {
 	return true
 }
 
-// distinct refuses what OpenAI cannot tell apart: alternatives that are objects
-// with the same first property, unless its values differ.
+// distinct refuses alternatives that OpenAI cannot tell apart: objects with the same first
+// property, unless its values differ.
 func (s *strictWriter) distinct(branches []any, path string) {
 	type first struct {
 		name   string
@@ -485,7 +485,7 @@ func (s *strictWriter) resolve(o *object) *object {
 	return newObject()
 }
 
-// limits refuses what is beyond the documented sizes.
+// limits refuses schemas beyond the documented sizes.
 func (s *strictWriter) limits(out *object) {
 	var properties, enums, text int
 	var walk func(o *object, depth int)

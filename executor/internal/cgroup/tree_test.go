@@ -127,7 +127,7 @@ func TestVersion2AfterARestart(t *testing.T) {
 	diff(t, "groups", f.groups(), []string{"/service", "/service/" + mine, "/service/" + mine + "/w1", "/service/toolmesh-agent"})
 }
 
-// The root of all groups may have processes beside groups: nobody has to move.
+// The root of all groups may have processes next to groups: none is moved.
 func TestVersion2InTheRoot(t *testing.T) {
 	t.Parallel()
 	f := newFake(t, V2)
@@ -243,8 +243,8 @@ func TestUnavailableGroups(t *testing.T) {
 	}
 }
 
-// A kernel that does not count what it kills gives groups that nobody could tell
-// apart from a crash.
+// On a kernel without counts of killed processes, a group's kill looks like a crash: such groups
+// are not used.
 func TestKernelThatDoesNotCount(t *testing.T) {
 	t.Parallel()
 	f := newFake(t, V1)
@@ -278,7 +278,7 @@ func TestBothVersionsMounted(t *testing.T) {
 	diff(t, "groups of version 2", two.groups(), []string{"/service"})
 }
 
-// What a killed process left is removed, and what still runs there; another's is not.
+// Groups of a killed process are removed with their processes; another process's are not.
 func TestLeftovers(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []Kind{V1, V2} {
@@ -324,7 +324,7 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// A record that names what is not ours is no reason to remove it.
+// A record that names foreign groups does not remove them.
 func TestRecordOfAnother(t *testing.T) {
 	t.Parallel()
 	f := newFake(t, V1)

@@ -1,6 +1,5 @@
-// Package failure makes the errors of calls that run in processes of the
-// executor: what a worker reported, how it ended, what a call took too much of.
-// Each says whether the tool's code had begun.
+// Package failure makes the errors of calls that run in processes of the executor: reports of
+// workers, ended processes, exceeded limits. Each says whether the tool's code had begun.
 //
-// The package must never decide: it is told what happened and puts it into words.
+// The package must never decide: it only words decisions of its callers.
 package failure

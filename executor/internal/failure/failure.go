@@ -83,7 +83,7 @@ func NotStarted(code toolmesh.Code, format string, args ...any) *toolmesh.Error 
 	return During(code, format, args...).WithStarted(toolmesh.StartedNo)
 }
 
-// Deserted makes the error of a call that has waited, and whose callers are gone.
+// Deserted makes the error of a waiting call whose callers have left.
 func Deserted() *toolmesh.Error {
 	return Unavailable("the call's turn has come, and its caller is not there")
 }
@@ -96,6 +96,6 @@ func During(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
 // StateGone makes the error of a call that counts on the state of its session's worker. It is
 // given once: the next call finds a new worker.
 func StateGone(why string) *toolmesh.Error {
-	return Unavailable("the session's worker is gone, and what it knew with it: %s; the next call gets a new one", why).
+	return Unavailable("the session's worker was lost with its state: %s; the next call gets a new one", why).
 		WithRetryable(true).WithDetail("reason", codec.ReasonStateGone)
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// The detail "source" of an error: what found that a call took too much memory.
+// The detail "source" of an error: the mechanism that found too much memory.
 const (
 	SourceWatchdog = "watchdog"
 	SourceCgroup   = "cgroup"
@@ -66,8 +66,7 @@ func OutOfTime(tool string, limit, used time.Duration) *toolmesh.Error {
 		"the call used %v of processor time, more than its limit of %v", used.Round(time.Millisecond), limit)
 }
 
-// TurnOver makes the error of a call whose worker was stopped at the end of its turn in a
-// lane.
+// TurnOver makes the error of a call whose worker was stopped because its hold of a lane ended.
 func TurnOver(tool string, begun toolmesh.Started) *toolmesh.Error {
 	code, what := toolmesh.CodeNodeLost, "was stopped"
 	if begun == toolmesh.StartedNo {

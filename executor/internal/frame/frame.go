@@ -15,7 +15,7 @@ const Version = 5
 // HeaderSize is the number of bytes before a body.
 const HeaderSize = 16
 
-// Type says what a frame is. frames.py holds the same numbers.
+// Type is the kind of a frame. frames.py holds the same numbers.
 type Type uint8
 
 // The types of frames.
@@ -49,7 +49,7 @@ const (
 	Hello     Type = 79 // the zygote's first; body: i32 version
 	Importing Type = 80 // zygote to agent
 	Described Type = 81
-	Forked    Type = 82 // the worker's id; body: i32 process id, or with FlagFailed why there is none
+	Forked    Type = 82 // the worker's id; body: i32 process id, or with FlagFailed the reason
 	Exited    Type = 83 // the worker's id; body: i32 exit code, i32 signal; the code is -1 with a signal
 	Confined  Type = 84 // zygote to agent: code of the index may run from here on
 )
@@ -65,7 +65,7 @@ const (
 // Flags of NestedCall.
 const (
 	FlagBatch    uint8 = 2  // no tool: the arguments are a list of calls
-	FlagDescribe uint8 = 4  // the result is what the tool is
+	FlagDescribe uint8 = 4  // the result describes the tool
 	FlagTask     uint8 = 8  // the tool is a verb of durable tasks, the arguments its request
 	FlagFile     uint8 = 16 // no tool: bytes of a file, to the agent or with FlagStream from there
 )

@@ -76,7 +76,7 @@ func TestReaderTellsACutFrameFromACleanEnd(t *testing.T) {
 	}
 }
 
-// The numbers stand in two languages; this is what holds them together.
+// The numbers are the same in both languages.
 func TestNumbersAgreeWithPython(t *testing.T) {
 	t.Parallel()
 	want := map[string]int{

@@ -48,7 +48,8 @@ func transcript(t *testing.T, path string) (sent map[string][]byte, types map[st
 	return sent, types
 }
 
-// What agent and worker have said is cut into the frames that it was, and each is written again as it was.
+// A recorded conversation of agent and worker is cut into its frames, and each is written back byte
+// for byte.
 func TestRecordedFrames(t *testing.T) {
 	t.Parallel()
 	numbers := pythonNumbers(t)

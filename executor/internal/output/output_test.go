@@ -16,8 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// Whatever stands around a secret in base64, what is left tells nothing of it: it
-// is the same for every secret of its length.
+// A redacted secret in base64 looks the same for every secret of its length, next to any text.
 func TestSecretsInBase64LeaveNothing(t *testing.T) {
 	t.Parallel()
 	secrets := []string{"tok-5f3a9c0e", "~~~???>>>~~~"}
@@ -37,8 +36,8 @@ func TestSecretsInBase64LeaveNothing(t *testing.T) {
 	}
 }
 
-// A secret that arrives in pieces, at the edge of a line that is too long, or that
-// begins before what a tail keeps, is not shown in part.
+// No part of a secret is shown if it arrives in pieces, at the edge of a line that is too long, or
+// begins before the start of a tail.
 func TestSecretsAtEdges(t *testing.T) {
 	t.Parallel()
 	const secret = "the-secret-of-the-index"
@@ -83,8 +82,8 @@ func TestATailIsOneSessions(t *testing.T) {
 	}
 }
 
-// What is in a pipe when its call ends is handed over then, with what has no line
-// break yet; what exceeds the rate is dropped.
+// At the end of its call a pipe delivers all its data, an incomplete line included; data above the
+// rate is dropped.
 func TestAPipeHandsOverBeforeTheEndOfACall(t *testing.T) {
 	t.Parallel()
 	r, w, err := os.Pipe()

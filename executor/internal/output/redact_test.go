@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What a worker is told to replace is what its own tests replace: python/tests/test_redaction.py reads the same file.
+// The agent tells a worker the forms that python/tests/test_redaction.py tests from the same file.
 func TestFormsOfSecrets(t *testing.T) {
 	t.Parallel()
 	var recorded struct {

@@ -52,8 +52,8 @@ type Call struct {
 	Nested Nested
 	// Lane is the lane that the call holds; nil for most calls.
 	Lane Lane
-	// Deserted reports whether the call's callers are gone: a call that has waited does not begin
-	// then. It must not block; nil for a call whose callers cannot be asked.
+	// Deserted reports whether the callers have left: a waiting call does not begin then. It must
+	// not block; nil for a call whose callers cannot be asked.
 	Deserted func() bool
 	// Depth is the number of calls above this one, if a tool made it: calls of one depth
 	// never wait for each other.
@@ -121,7 +121,7 @@ type job struct {
 	again   *time.Timer // repeats the signal
 	verdict Verdict     // set when its worker ended under it
 
-	// charged is what its items have cost, counted by the reader of the worker; credited is the
+	// charged is the cost of its items so far, counted by the reader of the worker; credited is the
 	// part of it that the worker may use again.
 	charged  int64
 	credited atomic.Int64

@@ -69,8 +69,8 @@ func wantRefused(t *testing.T, err error, least time.Duration) {
 	}
 }
 
-// A call whose turn would come too late is refused at once, with when to come again: the
-// time that a call takes at least. Those that have the time wait.
+// A call that would begin too late is refused at once, with the time of a call as the min delay of
+// a retry. Others wait.
 func TestACallThatWouldBeLateIsRefused(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		p, _ := open(t, config(func(c *pool.Config) { c.MaxWorkers, c.MaxCalls = 1, 1 }), takes(time.Second))

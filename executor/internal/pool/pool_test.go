@@ -105,8 +105,8 @@ func TestCallsOfDeadCallersDoNotBegin(t *testing.T) {
 	}
 }
 
-// Accounts take turns: one that has many calls in the queue is not served before another
-// that comes later, whatever it does with them.
+// The pool alternates between accounts: one with many calls in the queue is not served before
+// another that comes later, even if it cancels and repeats calls.
 func TestAccountsTakeTurns(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		gate := make(chan struct{})

@@ -362,7 +362,7 @@ func (p *process) Close() {
 	}
 }
 
-// config is a pool of plain functions whose times do not matter, unless a test says so.
+// config is a pool of plain functions with long times, unless a test changes them.
 func config(change func(c *pool.Config)) pool.Config {
 	c := pool.Config{
 		Index: "test", Logger: slog.New(slog.DiscardHandler), MinIdle: 1, MaxWorkers: 4, MaxCalls: 4,
@@ -374,8 +374,8 @@ func config(change func(c *pool.Config)) pool.Config {
 	return c
 }
 
-// open makes a pool whose workers run a tool, and closes it when the test ends: then
-// every process must have ended and been closed.
+// open makes a pool of workers that run a tool, and closes it at the end of the test: then every
+// process must have ended and been closed.
 func open(t *testing.T, cfg pool.Config, run func(w *work) (string, error)) (*pool.Pool, *processes) {
 	t.Helper()
 	ps := &processes{tool: run, async: cfg.Async}

@@ -44,7 +44,7 @@ type crash struct {
 	worker uint64 // its end is one crash, however many calls it had
 }
 
-// Verdict tells what the end of a call says about its tool.
+// Verdict is the consequence of a call's end for its tool.
 type Verdict struct {
 	blame  blame
 	worker uint64 // that crashed

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Long-lived workers accumulate what tools leave behind, so they are replaced from time to time.
-// The new worker is ready before the old one stops taking calls, and a random tenth more or
-// less keeps them from being replaced all at once. Workers that serve one call, or hold a
-// session's state, are never replaced.
+// Long-lived workers accumulate leftovers of tools, so they are replaced from time to time. The new
+// worker is ready before the old one stops taking calls, and a random tenth more or less keeps them
+// from being replaced all at once. Workers that serve one call, or hold a session's state, are
+// never replaced.
 
 // Recycle configures when a worker is replaced. A field that is not positive never causes
 // it.

@@ -21,8 +21,8 @@ const (
 	// next call are on their way, which takes longer than such a call (decision 017).
 	shortCall    = time.Millisecond
 	shortWorkers = 2
-	// A call that has run for longCall is not short, whatever the average says: it most likely
-	// waits and needs no processor.
+	// A call that has run for longCall is not short, even with a low average: it most likely waits
+	// and needs no processor.
 	longCall = 20 * time.Millisecond
 	// asyncCalls is the number of simultaneous calls of a worker of coroutines.
 	asyncCalls = 1024

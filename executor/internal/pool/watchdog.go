@@ -245,9 +245,9 @@ func (w *worker) outgrown() func(j *job) *toolmesh.Error {
 	return nil
 }
 
-// endOutgrown ends a worker that survived reaching a limit of its control group: the call that
-// ends now has exceeded a limit, whatever its result. It skips brief successful calls where no
-// tool declares such a limit.
+// endOutgrown ends a worker that survived reaching a limit of its control group: the call that ends
+// now has exceeded a limit, even if it succeeded. It skips brief successful calls if no tool
+// declares such a limit.
 func (p *Pool) endOutgrown(w *worker, h frame.Header, since time.Time) (ended bool) {
 	if w.proc.Group() == nil || p.cfg.Declared.Memory == 0 && p.cfg.Declared.Pids == 0 && h.Type != frame.Error && time.Since(since) < brief {
 		return false

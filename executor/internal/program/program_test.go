@@ -154,7 +154,7 @@ func TestFailures(t *testing.T) {
 		code    toolmesh.Code
 		origin  toolmesh.Origin
 		started toolmesh.Started
-		detail  string // a key and what its value says
+		detail  string // a key and text of its value
 	}{
 		{"exit status", shell("echo no " + secret + " >&2; exit 3"), toolmesh.CodeToolError, toolmesh.OriginTool, toolmesh.StartedYes, "stderr=no ***"},
 		{"signal", shell("kill -9 $$"), toolmesh.CodeWorkerCrashed, toolmesh.OriginWorker, toolmesh.StartedYes, "signal=9"},
@@ -185,7 +185,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// A call that is cancelled asks its program to end, and what it leaves behind ends with it.
+// A cancelled call asks its program to end, and ends the processes it leaves.
 func TestCancelled(t *testing.T) {
 	t.Parallel()
 	p, dir := newRunner(t, nil)
@@ -207,7 +207,7 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// Accounts take turns at the places, and a call that gives up leaves its own.
+// The slots alternate between accounts, and a call that gives up frees its own.
 func TestAccountsTakeTurns(t *testing.T) {
 	t.Parallel()
 	p, dir := newRunner(t, func(cfg *program.Config) { cfg.Concurrency = 1 })

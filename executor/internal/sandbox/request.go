@@ -33,7 +33,7 @@ type Request struct {
 	Argv, Env []string
 	// Bounds are enforced by [Spawner.Run] for the program and all its processes.
 	Bounds Bounds
-	// Stdout is where [Spawner.Run] writes what the program writes, which it does not return then.
+	// Stdout gets the program's output in place of [Spawner.Run]'s result.
 	Stdout io.Writer
 }
 

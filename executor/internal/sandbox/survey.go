@@ -11,7 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Survey is what the self-test found that a machine supports.
+// Survey is the result of the self-test: the levels that a machine supports.
 type Survey struct {
 	lacks map[tool.Sandbox]string
 	alone bool // namespaces are missing, all other parts of strict are available

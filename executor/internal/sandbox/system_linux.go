@@ -125,7 +125,7 @@ func lines(ids []syscall.SysProcIDMap) string {
 	return b.String()
 }
 
-// restrictions says why the kernel cannot restrict what the level strict does; empty when it can.
+// restrictions returns why the kernel cannot enforce the level strict; empty if it can.
 func restrictions() string {
 	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION); errno != 0 {
 		return "the kernel has no Landlock"

@@ -45,12 +45,12 @@ func (u User) Take(files ...*os.File) error {
 	return nil
 }
 
-// Lend makes folders, with their content, the user's own until back is called, which returns
-// them: others cannot write there then, and everything is removed that is not a file, folder or
-// link, lies very deep, or is the user's name for somebody else's file. The group of the
-// folders themselves stays. Files with further names are not lent, as these may be in a
-// shared cache. No process of the user that can write to the folders may run when Lend or back is
-// called. It does nothing for the zero value.
+// Lend makes folders, with their content, the user's own until back is called, which returns them.
+// Then others cannot write there, and back has removed everything that is not a file, folder or
+// link, lies very deep, or is a name for another user's file. The group of the folders themselves
+// stays. Files with further names are not lent, as these may be in a shared cache. No process of
+// the user that can write to the folders may run when Lend or back is called. It does nothing for
+// the zero value.
 func (u User) Lend(folders ...string) (back func() error, err error) {
 	if u.ID == 0 {
 		return func() error { return nil }, nil

@@ -1,6 +1,5 @@
-// Package turns is the queue of calls that wait for a place of an index: for a
-// worker, or for one of the programs that may run at once. Accounts take turns,
-// whatever one of them sends.
+// Package turns is the queue of calls that wait for a slot of an index: a worker, or one of a
+// bounded number of programs. It alternates between accounts, however much one of them sends.
 //
-// It must never know what waits, or for what.
+// It must never know the kind of the waiters or of the slots.
 package turns

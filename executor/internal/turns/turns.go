@@ -11,16 +11,16 @@ type Turn struct {
 
 func (t *Turn) at() *Turn { return t }
 
-// Waiter is what waits: a pointer to a struct that embeds [Turn].
+// Waiter is an element of a queue: a pointer to a struct that embeds [Turn].
 type Waiter interface {
 	comparable
 	at() *Turn
 }
 
-// Queue holds what waits, in the order in which it is served. Its methods must not
-// be called concurrently. The zero value is an empty queue.
+// Queue holds waiters in the order in which they are served. Its methods must not be called
+// concurrently. The zero value is an empty queue.
 type Queue[W Waiter] struct {
-	// Waiting is what waits, the next first. It is for reading.
+	// Waiting are the waiters, the next first. It is for reading.
 	Waiting []W
 	round   uint64 // of the first that waited when a waiter was last served
 }
@@ -44,7 +44,7 @@ func (q *Queue[W]) Add(w W, account string) {
 	q.Waiting = slices.Insert(q.Waiting, at, w)
 }
 
-// Serve takes the waiter at place i off the queue, whose turn it is now.
+// Serve takes the waiter at place i, the next to be served, off the queue.
 func (q *Queue[W]) Serve(i int) W {
 	q.round = q.Waiting[0].at().round
 	w := q.Waiting[i]

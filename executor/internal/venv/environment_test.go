@@ -95,8 +95,8 @@ func TestAnEnvironmentIsVerifiedWhenAnAgentStarts(t *testing.T) {
 	}
 }
 
-// Simultaneous requests for equal environments get one; a build whose caller is gone leaves
-// nothing; and an environment without holders is removed, at once or after a while.
+// Simultaneous requests for equal environments get one; a build whose caller has left leaves no
+// files; and an environment without holders is removed, at once or after a while.
 func TestEnvironmentsAreSharedAndReleased(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

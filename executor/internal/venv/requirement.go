@@ -12,7 +12,7 @@ import (
 
 // requirement is one parsed requirement; uv gets these fields alone.
 type requirement struct {
-	name   string // empty where a path or an address stands alone
+	name   string // empty for a path or an address alone
 	extras string // "[a,b]"
 	spec   string // the versions of a release: ">=1,<2"
 	url    string // an address without credentials
@@ -74,7 +74,7 @@ var (
 // schemes are the accepted schemes of addresses. Builds have no keys for ssh.
 var schemes = []string{"https", "http", "git+https", "git+http"}
 
-// wayOfLogins tells what to write instead of a credential in an address.
+// wayOfLogins tells how to replace a credential in an address.
 const wayOfLogins = `declare a secret variable in [[index.env]] of the manifest, write https://${NAME}@host/… and install with --env NAME`
 
 // parse reads one requirement in the syntax of PEP 508 and pip, without options. Its paths are

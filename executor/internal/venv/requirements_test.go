@@ -67,7 +67,7 @@ const (
 	hashOfX   = "sha256:2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881" // of "x"
 )
 
-// Declarations that are accepted, and what uv gets for them.
+// Accepted declarations, and uv's input for them.
 func TestAcceptedRequirements(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

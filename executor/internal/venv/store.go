@@ -67,7 +67,7 @@ type Job struct {
 	Keep        string
 	Write, Read []string
 	Argv, Env   []string
-	Stdout      io.Writer // nil: what it writes is returned
+	Stdout      io.Writer // nil: its output is returned
 }
 
 // Step reports progress to people: the start or the end of one step.

@@ -27,7 +27,7 @@ func TestFailureShowsBothEndsOfTheOutput(t *testing.T) {
 	}
 }
 
-// The line with the cause of a failed build is in the message, wherever it stands in the output.
+// The line with the cause of a failed build is in the message, wherever it is in the output.
 func TestCauseOfAFailedBuildIsInTheMessage(t *testing.T) {
 	t.Parallel()
 	for _, cause := range []string{
@@ -60,7 +60,7 @@ func TestCommandThatLeavesAChild(t *testing.T) {
 	}
 }
 
-// pip, which installs uv where there is none, is no process that outlives this one.
+// pip, which installs a missing uv, does not outlive this process.
 func TestPipIsStartedToEndWithThisProcess(t *testing.T) {
 	t.Parallel()
 	var ran []string

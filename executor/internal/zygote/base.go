@@ -58,7 +58,7 @@ type base struct {
 type adoption struct {
 	Environ    []byte   `json:"environ"` // lines as in os.Environ, separated by zeros
 	Executable string   `json:"executable"`
-	Argv       []string `json:"argv"` // what the executable is started with
+	Argv       []string `json:"argv"` // arguments of the executable
 }
 
 // unfitFor returns why a process with these variables cannot use the modules of a base; empty if

@@ -151,7 +151,7 @@ func (p *Process) Write(data []byte) {
 	}
 }
 
-// flush writes what is pending, waiting for the worker to read.
+// flush writes pending data, waiting for the worker to read.
 func (p *Process) flush() {
 	for {
 		p.mu.Lock()

@@ -26,8 +26,8 @@ type Options struct {
 	MaxFrame     uint32        // bytes of a message
 }
 
-// Starter has what the groups of an executor share: the base processes, and the slots for
-// importing interpreters. Its methods may be called concurrently.
+// Starter is shared by the groups of an executor: the base processes, and the slots for importing
+// interpreters. Its methods may be called concurrently.
 type Starter struct {
 	opts     Options
 	spawner  *sandbox.Spawner

@@ -407,7 +407,7 @@ func (r *execution) end(m *member, value value, err *toolmesh.Error) {
 		result.Result = nil // it is kept beside
 	}
 	if err == nil && len(result.Result) > 0 && !json.Valid(result.Result) {
-		result.Result, result.Err = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON").
+		result.Result, result.Err = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned a value that is not JSON").
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
 	}
 	r.put(m, &result)

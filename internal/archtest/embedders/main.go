@@ -37,11 +37,11 @@ func main() {
 	// client: the options of a call that no command has a flag for.
 	fmt.Println(client.WithRevision(""), client.WithIsolation(toolmesh.IsolationWarm), client.Idempotent(), client.ViaQueue())
 
-	// Functions of services that take turns give it to stores that can refuse a smaller one.
+	// Functions of services that use lanes pass it to stores, which can refuse a smaller one.
 	fmt.Println(host.Fence(context.Background()))
 	host.Progress(context.Background(), 0.5, "half of it")
 
-	// host: handlers and what a service says of its tools (docs/quickstart.md).
+	// host: handlers and the options of a service's tools (docs/quickstart.md).
 	fmt.Println(host.HandlerFunc(handle), host.Stream(words))
 	fmt.Println(host.Annotate(tool.Annotations{}), host.Schema(nil, nil), host.Metadata(nil))
 

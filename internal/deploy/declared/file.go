@@ -24,26 +24,23 @@ import (
 
 // Entry is an index that a file lists.
 type Entry struct {
-	// Name is what it will be called; empty only if the entry is broken and does not say
-	// so much.
+	// Name of the index; empty only if the entry is too broken to have one.
 	Name   subjects.IndexName
 	Source string // as it may be shown
-	// Request is what agents are asked for.
+	// Request is sent to the agents.
 	Request deploy.Request
-	// Err is what is wrong with the entry; nil for one that can be brought.
+	// Err is the fault of the entry; nil if it can be installed.
 	Err error
 }
 
-// File is what a file of indexes says.
+// File is the parsed content of a file of indexes.
 type File struct {
 	Entries []Entry
-	// Err is what is wrong with the file. Entries are those that could be read all the
-	// same, and others may be missing.
+	// Err is the fault of the file; Entries are then those that could be read, perhaps not all.
 	Err error
 }
 
-// whole reports whether everything that the file lists has a name: what it does not list
-// is known then.
+// whole reports whether each entry has a name, so that an index that is not listed may be removed.
 func (f File) whole() bool {
 	return f.Err == nil && !slices.ContainsFunc(f.Entries, func(e Entry) bool { return e.Name == "" })
 }
@@ -57,7 +54,7 @@ func Read(path string, env []string) File {
 	return Parse(data, env)
 }
 
-// Parse reads what a file of indexes holds; see [Read].
+// Parse parses the content of a file of indexes; see [Read].
 func Parse(data []byte, env []string) (f File) {
 	var top struct {
 		Index []toml.Primitive `toml:"index"`
@@ -197,8 +194,8 @@ func lookup(env []string, name string) (value string, ok bool) {
 	return value, ok
 }
 
-// digest tells what an entry asks for from what another does. The index's record, which
-// has it, has the values of the variables, too.
+// digest identifies the content of a request, the values of variables included. It is stored in the
+// index's record.
 func digest(r deploy.Request) string {
 	data, _ := json.Marshal(r) // texts
 	sum := sha256.Sum256(data)

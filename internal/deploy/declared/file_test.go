@@ -52,7 +52,7 @@ on = { gpu = "true", zone = "b" }
 	}
 }
 
-// An entry that is wrong says what it is, and the others are read.
+// A broken entry has an error, and the others are read.
 func TestAnEntryIsWrong(t *testing.T) {
 	t.Parallel()
 	for text, parts := range map[string][]string{
@@ -91,8 +91,8 @@ func TestAnEntryIsWrong(t *testing.T) {
 	}
 }
 
-// A file that does not say for certain what is to be there has nothing removed.
-func TestAFileThatIsNotWhole(t *testing.T) {
+// A file that may lack entries removes no index.
+func TestIncompleteFileRemovesNoIndex(t *testing.T) {
 	t.Parallel()
 	for text, part := range map[string]string{
 		"":                                   "index = []",
@@ -121,7 +121,7 @@ func TestAFileThatIsNotWhole(t *testing.T) {
 	}
 }
 
-// What asks for something else has another digest.
+// Different requests have different digests.
 func TestDigests(t *testing.T) {
 	t.Parallel()
 	seen := make(map[string]string)

@@ -22,14 +22,14 @@ import (
 
 // Options adjusts a [Keeper].
 type Options struct {
-	// Logger takes what happens; nil discards it.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 	// Env are the variables that entries may name, each K=V. Defaults to none.
 	Env []string
 	// LookEvery is how often the file and the registry are looked at. Defaults to 2 s.
 	LookEvery time.Duration
-	// RetryFirst is how long what failed waits before it is tried again, for the first
-	// time; it doubles up to 5 min. Defaults to 5 s.
+	// RetryFirst is the delay before the first retry of a failed entry; it doubles up to 5 min.
+	// Defaults to 5 s.
 	RetryFirst time.Duration
 }
 
@@ -80,8 +80,7 @@ func (k *Keeper) Start() {
 	k.wg.Go(k.run)
 }
 
-// Stop ends what is under way here and hands the lease over. What agents have begun they
-// finish.
+// Stop cancels the work of the keeper and hands the lease over. Agents finish what they have begun.
 func (k *Keeper) Stop() {
 	k.end()
 	k.wg.Wait()
@@ -192,7 +191,7 @@ func (k *Keeper) again(conflict error) (uint64, error) {
 // reasonMost bounds a reason in the record, in bytes.
 const reasonMost = 1000
 
-// declaredOf is how an entry is whose last attempt ended with err, nil if it is in line.
+// declaredOf is the record of an entry with the error of its last attempt, nil if it is in line.
 func declaredOf(e Entry, state string, err error) registry.DeclaredIndex {
 	d := registry.DeclaredIndex{Name: e.Name, Source: e.Source, State: state}
 	if failure := toolmesh.AsError(err); failure != nil {

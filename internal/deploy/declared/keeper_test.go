@@ -30,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) { meshtest.Main(m) }
 
-// rig is a mesh whose indexes are in a file, as a mounted ConfigMap has it.
+// rig is a mesh with its indexes in a file, laid out as a mounted ConfigMap.
 type rig struct {
 	server *meshtest.Server
 	bus    *bus.Bus
@@ -124,7 +124,7 @@ func (r *rig) keep(t *testing.T, log slog.Handler) (stop func()) {
 	return stop
 }
 
-// holder is who leads; empty if nobody does.
+// holder returns the lease's holder, or "".
 func (r *rig) holder(t *testing.T) string {
 	t.Helper()
 	d, _, err := r.store.Declared(t.Context())
@@ -191,8 +191,8 @@ func git(t *testing.T, dir string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// repository makes a git repository with an index whose tool t.f returns a number and a
-// variable, and the tags v1 and v2 for the numbers.
+// repository makes a git repository with an index; its tool t.f returns a number and a variable,
+// and the tags v1 and v2 are the numbers.
 func repository(t *testing.T, name string) (url string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
@@ -218,8 +218,8 @@ func repository(t *testing.T, name string) (url string) {
 
 func entry(url, more string) string { return fmt.Sprintf("[[index]]\nsource = %q\n%s\n", url, more) }
 
-// TestTheMeshIsAsTheFileSays has a file installed, upgraded, broken and emptied, with an
-// agent and git repositories; beside it lies what somebody installed by hand.
+// TestTheMeshIsAsTheFileSays installs, upgrades, breaks and empties a file, with an agent and git
+// repositories, next to an index that was installed manually.
 func TestTheMeshIsAsTheFileSays(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -244,7 +244,7 @@ func TestTheMeshIsAsTheFileSays(t *testing.T) {
 	r.write(t, entry(idx, `rev = "v2"`+"\nenv = [\"WORD\"]"))
 	r.answers(t, "idx.t.f", `"said 2"`)
 
-	// What is wrong with some entries, and with the world, keeps no other from being brought.
+	// Broken entries and unreachable repositories do not hold up the others.
 	nowhere := "file://" + filepath.Join(t.TempDir(), "nowhere")
 	r.write(t, entry(idx, `rev = "v2"`+"\nenv = [\"WORD\", \"MISSING\"]")+entry(nowhere, "")+
 		entry(second, `rev = "v1"`)+entry(second, `name = "twice"`)+entry(second, `name = "twice"`)+
@@ -262,13 +262,13 @@ func TestTheMeshIsAsTheFileSays(t *testing.T) {
 	r.answers(t, "idx.t.f", `"said 2"`)
 	r.answers(t, "second.t.f", `"none 1"`)
 
-	// What it lists no more goes, and comes back as its entry says what it said before;
-	// nothing is kept that it does not say.
+	// An index that is no longer listed is removed, and comes back as its new entry says: nothing
+	// of the old one is kept.
 	r.write(t, entry(idx, `rev = "v1"`))
 	r.gone(t, "second")
 	r.answers(t, "idx.t.f", `"none 1"`)
 
-	// Somebody installs another revision by hand: the file's comes back.
+	// Another revision is installed manually: the file's comes back.
 	byHand(deploy.Request{Source: idx, Rev: "v2"})
 	meshtest.Until(t, "the file's revision is back", func() bool {
 		record, err := r.store.Index(t.Context(), "idx", "")
@@ -339,8 +339,8 @@ func TestOneOfTwoLeads(t *testing.T) {
 	r.answers(t, "idx.t.f", `"none 2"`)
 }
 
-// TestATypoInAnEntryThatIsServedIsLogged: an index that was installed for its entry has had work done, of which nothing
-// failed; what is wrong with the entry later is news.
+// TestATypoInAnEntryThatIsServedIsLogged: an entry was installed without an error; a later fault of
+// it is logged.
 func TestATypoInAnEntryThatIsServedIsLogged(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -378,8 +378,8 @@ func (h *told) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestALeaseThatIsLostEndsTheTerm gives the lease to somebody else: the keeper leaves it
-// to that one, until that one is gone.
+// TestALeaseThatIsLostEndsTheTerm gives the lease to another holder: the keeper stops until that
+// one is gone.
 func TestALeaseThatIsLostEndsTheTerm(t *testing.T) {
 	t.Parallel()
 	r := start(t)

@@ -32,7 +32,7 @@ type term struct {
 	told  []registry.DeclaredIndex
 }
 
-// work is what is done about one index.
+// work is the state of one index's installs and removals.
 type work struct {
 	digest   string // of the entry that it is for; empty: the index is to go
 	busy     bool
@@ -59,7 +59,7 @@ func (t *term) record() registry.DeclaredRecord {
 	return registry.DeclaredRecord{Holder: t.k.holder, File: t.k.file, Entries: slices.Clone(t.told)}
 }
 
-// run looks at the file and the registry until ctx ends, and waits for what it has begun.
+// run follows the file and the registry until ctx ends, and waits for the work it began.
 func (t *term) run(ctx context.Context) {
 	defer t.wg.Wait()
 	ticker := time.NewTicker(t.k.opts.LookEvery)
@@ -75,7 +75,7 @@ func (t *term) run(ctx context.Context) {
 	}
 }
 
-// look begins what is to be done, and tells how everything is.
+// look begins the necessary work, and reports the state of all entries.
 func (t *term) look(ctx context.Context, f File) {
 	installed := make(map[subjects.IndexName]registry.IndexRecord)
 	for _, r := range t.k.view.Indexes() {
@@ -151,8 +151,8 @@ func (t *term) lacks(w *work, wanted registry.IndexRecord, inLine bool) {
 	}
 }
 
-// work is what is done about an index for an entry's digest: an entry that has changed is
-// tried at once. t.mu is held.
+// work returns the work on an index for an entry's digest: a changed entry is tried at once. t.mu
+// is held.
 func (t *term) work(name subjects.IndexName, digest string) *work {
 	w := t.works[name]
 	if w == nil {
@@ -165,7 +165,7 @@ func (t *term) work(name subjects.IndexName, digest string) *work {
 	return w
 }
 
-// begin does something about an index on a goroutine of its own; t.mu is held.
+// begin runs do, an install or removal of an index, on a goroutine of its own; t.mu is held.
 func (t *term) begin(ctx context.Context, name subjects.IndexName, w *work, do func(context.Context) error) {
 	w.busy, w.done = true, false
 	t.wg.Go(func() {
@@ -199,8 +199,8 @@ func (t *term) begin(ctx context.Context, name subjects.IndexName, w *work, do f
 	})
 }
 
-// tell has the record say how everything is, and the log what is wrong with the file and
-// its entries; t.mu is held.
+// tell records the state of all entries, and logs the faults of the file and its entries; t.mu is
+// held.
 func (t *term) tell(now []registry.DeclaredIndex) {
 	for n := range now {
 		if at := slices.IndexFunc(t.told, func(d registry.DeclaredIndex) bool { return sameState(d, now[n]) }); at >= 0 {
@@ -208,7 +208,7 @@ func (t *term) tell(now []registry.DeclaredIndex) {
 			continue
 		}
 		now[n].Since = t.k.bus.Time().Now.UTC()
-		// What failed to be done is in the log already. An index that is served has had work done, too, and then a typo in its entry.
+		// A failed attempt is in the log already; a fault of an entry that is served is not.
 		w := t.works[now[n].Name]
 		if now[n].State == registry.DeclaredFailed && (w == nil || now[n].Reason != declaredOf(Entry{}, "", w.err).Reason) {
 			t.k.log.Warn("the file of indexes is not kept in full", slog.String("index", string(now[n].Name)), slog.String("error", now[n].Reason))
@@ -237,7 +237,7 @@ func (k *Keeper) bring(ctx context.Context, e Entry) error {
 	}
 	done, err := inLine()
 	if err == nil && !done {
-		err = toolmesh.Errorf(toolmesh.CodeUnavailable, "index %q was installed and is not recorded as this entry's: the agent is of an earlier version, or somebody else has installed it meanwhile", e.Name)
+		err = toolmesh.Errorf(toolmesh.CodeUnavailable, "index %q was installed and is not recorded as this entry's: the agent is of an earlier version, or another user has installed it meanwhile", e.Name)
 	}
 	return err
 }
