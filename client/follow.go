@@ -104,6 +104,7 @@ func (r *reader) stored(ctx context.Context) error {
 
 // checkEnd ends the reading of a joined stream that has ended without an end in the store: the store
 // was full, or the end was removed. The node sends the error to the caller that began the stream.
+// The store must answer twice that it has no end, as a replica may lag; its silence proves nothing.
 func (r *reader) checkEnd(ctx context.Context) (done bool, err error) {
 	if !r.joined || time.Since(r.looked) < endWait || time.Since(r.lastArrived()) < endWait {
 		return false, nil
@@ -115,6 +116,13 @@ func (r *reader) checkEnd(ctx context.Context) (done bool, err error) {
 	}
 	if done, err := r.rest(ctx); done {
 		return true, err
+	}
+	r.mu.Lock()
+	answered := r.high.Seq >= 0
+	r.mu.Unlock()
+	if !answered || !r.endless {
+		r.endless = answered
+		return false, nil
 	}
 	return true, toolmesh.Errorf(toolmesh.CodeStreamExpired, "the stream %q has ended, and its end is not stored: there are no items after %d", r.p.s.rpc, r.taken).
 		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedYes)

@@ -43,7 +43,6 @@ const (
 	restWait   = 200 * time.Millisecond
 	restTries  = 2
 	// endWait is how long a joined stream brings nothing before its node is asked whether it has ended.
-	// A replica of the store may lag that much behind an end.
 	endWait = 5 * time.Second
 )
 
@@ -120,6 +119,7 @@ type reader struct {
 	acked     bool
 	joined    bool      // another caller began the stream
 	looked    time.Time // when its node was last asked whether it has ended; of a joined one
+	endless   bool      // it had ended then, and the store had no end
 	granted   int64
 	fruitless int
 	away      time.Time // since when its own connection is lost; zero: it is not

@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -284,6 +285,80 @@ func TestFollowersOfAStreamWhoseEndIsNotStored(t *testing.T) {
 	}
 	ended("before", wait(t, "follower that joined before the end", before), s.items)
 	ended("after", follow(func() {}), s.items)
+}
+
+// While the store does not answer, as after a restart, a reader that joined a stream does not take
+// it for one whose end is not stored. The reader gets nothing live here.
+func TestFollowersOfAStreamWaitForTheStore(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t, meshtest.Config(`
+authorization { users: [
+  { user: node, password: node }
+  { user: blind, password: blind, permissions: { subscribe: { deny: "mesh.live.>" } } }
+] }`))
+	d := newTools()
+	node := broker.Connect(t, nats.UserInfo("node", "node"))
+	d.serve(t, node, nil)
+	asked := make(chan struct{}, 100)
+	if _, err := node.Subscribe("mesh.node.*.ctl.>", func(m *nats.Msg) {
+		if strings.Contains(string(m.Data), `"where"`) {
+			asked <- struct{}{}
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(t, broker.Connect(t, nats.UserInfo("node", "node")), nil)
+	other := newClient(t, broker.Connect(t, nats.UserInfo("blind", "blind")), nil)
+	g := d.gate("silent")
+	g.release <- struct{}{}
+	all, began := make(chan counted, 1), make(chan struct{})
+	go func() {
+		all <- countItems(t, c, t.Context(), toolArgs{Key: "silent", N: 3, Gate: true}, func(i int) {
+			if i == 1 {
+				close(began)
+			}
+		}, client.WithRPCID("silent"))
+	}()
+	wait(t, "first item", began)
+	followed, joined, ended := make(chan counted, 1), make(chan struct{}), make(chan struct{})
+	go func() {
+		var s counted
+		for _, err := range other.Follow(t.Context(), "silent", 1) {
+			if s.err = err; err != nil {
+				continue
+			}
+			if s.items++; s.items == 1 {
+				close(joined)
+				<-ended
+			}
+		}
+		followed <- s
+	}()
+	wait(t, "first item of the follower", joined)
+	g.release <- struct{}{}
+	g.release <- struct{}{}
+	if s := wait(t, "stream", all); s.err != nil {
+		t.Fatal(s.err)
+	}
+	config := broker.Server().JetStreamConfig()
+	config.StoreDir = filepath.Dir(config.StoreDir) // its folder of JetStream is added
+	if err := broker.Server().ShutdownJetStream(); err != nil {
+		t.Fatal(err)
+	}
+	close(ended)
+	for range 2 { // the first answer of the node, that the stream has ended, ends nothing
+		select {
+		case <-asked:
+		case s := <-followed:
+			t.Fatalf("the store is silent: %d items, then %v", s.items, s.err)
+		}
+	}
+	if err := broker.Server().EnableJetStream(config); err != nil {
+		t.Fatal(err)
+	}
+	if s := wait(t, "follower", followed); s.items != 3 || s.err != nil {
+		t.Errorf("%d items, then %v", s.items, s.err)
+	}
 }
 
 // Chunks that expired while their reader was away are an error, not a wait

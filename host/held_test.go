@@ -66,7 +66,8 @@ func TestRepetitionsHoldNoArguments(t *testing.T) {
 // others, and gets an error beyond its own.
 func TestArgumentsAreBounded(t *testing.T) {
 	r := newRig(t, &rigOptions{host: host.Options{Slots: 100}})
-	const calls, most = 40, 18 // of 7 MiB, in half of 256
+	const calls, most = 40, 18     // of 7 MiB, in half of 256
+	const long = "Mesh-Timeout-Ms" // a busy machine takes more than the 30 s of other calls
 	for what, tc := range map[string]struct {
 		begin   int // of most
 		headers []string
@@ -79,7 +80,7 @@ func TestArgumentsAreBounded(t *testing.T) {
 		before := heap()
 		in := r.inbox()
 		for i := range calls {
-			r.send(in, "tools.default.desk.hold", body, append([]string{"Mesh-Rpc-Id", what + strconv.Itoa(i), "Content-Encoding", "zstd"}, tc.headers...)...)
+			r.send(in, "tools.default.desk.hold", body, append([]string{"Mesh-Rpc-Id", what + strconv.Itoa(i), "Content-Encoding", "zstd", long, "600000"}, tc.headers...)...)
 		}
 		for range calls - most {
 			a := in.next()
@@ -93,10 +94,10 @@ func TestArgumentsAreBounded(t *testing.T) {
 		if grown := heap() - before; grown > 200<<20 {
 			t.Errorf("%d calls that %s hold %d MB", most, what, grown>>20)
 		}
-		if a := r.call("note", `{"key":"small"}`); a.code() != "ok" {
+		if a := r.call("note", `{"key":"small"}`, long, "600000"); a.code() != "ok" {
 			t.Errorf("a small call of the session: %v", a.Error)
 		}
-		if a := r.ask("tools.other.desk.note", zipped(t, "other"), "Content-Encoding", "zstd", "Mesh-Accept-Ref", "1"); a.code() != "ok" {
+		if a := r.ask("tools.other.desk.note", zipped(t, "other"), "Content-Encoding", "zstd", long, "600000", "Mesh-Accept-Ref", "1"); a.code() != "ok" {
 			t.Errorf("a call of another session: %v", a.Error)
 		}
 		for range tc.begin {
@@ -107,7 +108,7 @@ func TestArgumentsAreBounded(t *testing.T) {
 				t.Errorf("a call that was taken: %v", a.Error)
 			}
 		}
-		if a := r.call("note", body, "Content-Encoding", "zstd", "Mesh-Accept-Ref", "1"); a.code() != "ok" {
+		if a := r.call("note", body, "Content-Encoding", "zstd", long, "600000", "Mesh-Accept-Ref", "1"); a.code() != "ok" {
 			t.Errorf("once the others have ended: %v", a.Error)
 		}
 	}

@@ -182,8 +182,11 @@ func TestOneMoreFunctionIsOneWrite(t *testing.T) {
 	schemas.reset()
 	const more = 20
 	for _, one := range []struct{ index, session, last string }{{"many", "", "n1.=.i.many"}, {"", "kept", "n1.kept.t.f319"}} {
+		before := schemas.keys()
 		handleMany(t, h, one.index, one.session, 300, 300+more)
-		meshtest.Until(t, "the last one is in the registry", func() bool { return tools.has(one.last, "f319") })
+		meshtest.Until(t, "the last one is in the registry, and all descriptors", func() bool {
+			return tools.has(one.last, "f319") && schemas.keys() >= before+more
+		})
 		count, largest := tools.reset()
 		if described, _ := schemas.reset(); count > more || largest > 20<<10 || described != more {
 			t.Errorf("%+v: %d more tools were %d records, the largest of %d bytes, and %d descriptors", one, more, count, largest, described)

@@ -1,7 +1,6 @@
 package payloads
 
 import (
-	"maps"
 	"sync"
 	"time"
 
@@ -16,8 +15,7 @@ const (
 	heldFor   = 10 * time.Second
 )
 
-// held are payloads that a node has just stored, in the pieces in which they were stored. Their
-// bytes are taken of room before they are put, and given back when they are dropped.
+// held are payloads that a node has just stored, in the pieces in which they were stored.
 type held struct {
 	room *fair.Room[subjects.SessionID] // by account
 
@@ -34,12 +32,16 @@ type heldValue struct {
 	since   time.Time
 }
 
-// put holds a payload.
+// put holds a payload if there is room for it, in place of one that had its name: another node may
+// have deleted that.
 func (h *held) put(v *heldValue) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	v.since = time.Now()
-	h.of[v.name] = v
+	h.drop(v.name)
+	if h.room.Take(v.account, v.size) {
+		v.since = time.Now()
+		h.of[v.name] = v
+	}
 }
 
 // get returns a payload that is held; nil for others.
@@ -53,6 +55,11 @@ func (h *held) get(name string) *heldValue {
 func (h *held) forget(name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.drop(name)
+}
+
+// drop drops a payload, if it is held; h.mu is held.
+func (h *held) drop(name string) {
 	if v := h.of[name]; v != nil {
 		h.room.Give(v.account, v.size)
 		delete(h.of, name)
@@ -63,11 +70,9 @@ func (h *held) forget(name string) {
 func (h *held) sweep(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	maps.DeleteFunc(h.of, func(_ string, v *heldValue) bool {
-		old := now.Sub(v.since) > heldFor
-		if old {
-			h.room.Give(v.account, v.size)
+	for name, v := range h.of {
+		if now.Sub(v.since) > heldFor {
+			h.drop(name)
 		}
-		return old
-	})
+	}
 }

@@ -333,7 +333,7 @@ func (s *Server) finish(session subjects.SessionID, name string, h codec.Header,
 			s.drop(name)
 			return err
 		}
-		if s.forget(name) != nil && u.keep {
+		if s.forget(name) == u && u.keep {
 			s.held.put(&heldValue{name: name, account: u.account, digest: ref.Digest, size: u.size, pieces: u.kept})
 		}
 		s.respond(reply, codec.Header{codec.HeaderRef: {p.Name}, codec.HeaderDigest: {p.Digest}}, nil)
@@ -361,15 +361,15 @@ func (s *Server) forget(name string) *upload {
 	}
 	delete(s.uploads, name)
 	s.places.Give(u.account, 1)
+	if u.keep {
+		s.held.room.Give(u.account, u.size)
+	}
 	return u
 }
 
 // drop removes an upload that failed, and its stored parts.
 func (s *Server) drop(name string) {
 	if u := s.forget(name); u != nil {
-		if u.keep {
-			s.held.room.Give(u.account, u.size)
-		}
 		s.Go(func() {
 			if err := u.Drop(s.Base); err != nil {
 				s.Log.Debug("what is left of a payload expires by itself", slog.String("error", err.Error()))
@@ -488,7 +488,7 @@ func (p *page) end(high codec.High, done int, size int64) {
 // not change.
 func (s *Server) Hold(account subjects.SessionID, ref *codec.Ref, value []byte) {
 	v := &heldValue{name: ref.Name, account: account, digest: ref.Digest, size: int64(len(value))}
-	if v.size > heldBytes/2 || !s.held.room.Take(account, v.size) {
+	if v.size > heldBytes/2 {
 		return
 	}
 	for n, size := 0, s.Bus.PieceBytes(); n < len(value); n += size {

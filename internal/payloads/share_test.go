@@ -6,12 +6,15 @@ import (
 	"runtime"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/payloads"
+	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 func (r *rig) begin(session string, n, size int) *nats.Msg {
@@ -123,6 +126,35 @@ func TestUploadsInProgressAreBounded(t *testing.T) {
 		t.Errorf("%d values of 20 MiB that are being sent hold %d MB", uploads, grown>>20)
 	}
 	r.Close()
+}
+
+// The room of a payload that a node holds is free again after it has expired, also if another node
+// deleted it, and its name was used again.
+func TestRoomOfHeldPayloads(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1<<30)
+	name, err := subjects.PayloadName("s", "0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if a := r.begin("s", 0, 3); a.Header.Get("Mesh-Error-Code") != "" {
+			t.Fatalf("put: %s", a.Data)
+		}
+		if r.HoldsNothing() {
+			t.Error("a payload that is being stored takes no room")
+		}
+		r.ask("mesh.node.n.payload.s.0", []byte("abc"), "Mesh-Payload", "piece", "Mesh-Seq", "1")
+		if a := r.ask("mesh.node.n.payload.s.0", nil, "Mesh-Payload", "end", "Mesh-Digest", codec.DigestText(make([]byte, 32))); a.Header.Get("Mesh-Ref") == "" {
+			t.Fatalf("end: %v %s", a.Header, a.Data)
+		}
+		if err := store.Of(r.node).DeletePayload(t.Context(), name); err != nil { // as another node does
+			t.Fatal(err)
+		}
+	}
+	if r.Sweep(time.Now().Add(time.Minute)); !r.HoldsNothing() {
+		t.Error("room is lost for ever")
+	}
 }
 
 // Requests of a session that do not get on hold up no other one's.

@@ -16,30 +16,29 @@ import (
 
 // EnsureConsumer makes a consumer of a stream, or changes the one of its name. Its errors are
 // those of [Store.Ensure].
-func (st Store) EnsureConsumer(ctx context.Context, stream string, config jetstream.ConsumerConfig) (c jetstream.Consumer, err error) {
-	err = st.retry(ctx, "consumer "+config.Durable+" of stream "+stream, func(ctx context.Context) (err error) {
-		c, err = st.JetStream().CreateOrUpdateConsumer(ctx, stream, config)
+func (st Store) EnsureConsumer(ctx context.Context, stream string, config jetstream.ConsumerConfig) error {
+	return st.retry(ctx, "consumer "+config.Durable+" of stream "+stream, func(ctx context.Context) error {
+		_, err := st.JetStream().CreateOrUpdateConsumer(ctx, stream, config)
 		return err
 	})
-	return c, err
 }
 
 // pulled is how many messages may wait to be read: all of them were requested, so they are few.
 const pulled = 1 << 12
 
-// Pulls requests messages of one stream's consumers, one at a time. Messages and statuses
-// arrive on one channel. Its methods may be called concurrently.
+// Pulls requests messages of consumers, one at a time. Messages and statuses arrive on one
+// channel. Unlike the library's Consume it goes on after a consumer was deleted and made anew,
+// and its reader can hand messages back. Its methods may be called concurrently.
 type Pulls struct {
-	st     Store
-	stream string
-	inbox  string // with its last dot; a consumer's name follows
-	sub    *nats.Subscription
-	got    chan *nats.Msg
+	st    Store
+	inbox string // with its last dot; a consumer's name follows
+	sub   *nats.Subscription
+	got   chan *nats.Msg
 }
 
 // OpenPulls subscribes. Close it.
-func (st Store) OpenPulls(stream string) (*Pulls, error) {
-	p := &Pulls{st: st, stream: stream, inbox: st.Conn().NewInbox() + ".", got: make(chan *nats.Msg, pulled)}
+func (st Store) OpenPulls() (*Pulls, error) {
+	p := &Pulls{st: st, inbox: st.Conn().NewInbox() + ".", got: make(chan *nats.Msg, pulled)}
 	var err error
 	if p.sub, err = st.Conn().ChanSubscribe(p.inbox+"*", p.got); err != nil {
 		return nil, bus.ErrDisconnected(err)
@@ -66,9 +65,9 @@ func (p *Pulls) Read(m *nats.Msg) (consumer, status string) {
 	return meta.Consumer, ""
 }
 
-// Ask requests one message of a consumer: one that is stored, or, with a wait above 0, the
-// next one within that time.
-func (p *Pulls) Ask(consumer string, wait time.Duration) error {
+// Ask requests one message of a stream's consumer: one that is stored, or, with a wait above 0,
+// the next one within that time.
+func (p *Pulls) Ask(stream, consumer string, wait time.Duration) error {
 	request := struct {
 		Batch   int           `json:"batch"`
 		Expires time.Duration `json:"expires,omitempty"`
@@ -78,7 +77,7 @@ func (p *Pulls) Ask(consumer string, wait time.Duration) error {
 	if err != nil {
 		return fmt.Errorf("ask consumer %s: %w", consumer, err)
 	}
-	return p.st.Conn().PublishRequest(p.st.API()+"CONSUMER.MSG.NEXT."+p.stream+"."+consumer, p.inbox+consumer, body)
+	return p.st.Conn().PublishRequest(p.st.API()+"CONSUMER.MSG.NEXT."+stream+"."+consumer, p.inbox+consumer, body)
 }
 
 // Numbers of JetStream's refusals to store a message.

@@ -17,17 +17,17 @@ func TestPulls(t *testing.T) {
 	if err := b.Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.EnsureConsumer(t.Context(), subjects.StreamTasks, jetstream.ConsumerConfig{Durable: "one", AckPolicy: jetstream.AckExplicitPolicy}); err != nil {
+	if err := b.EnsureConsumer(t.Context(), subjects.StreamTasks, jetstream.ConsumerConfig{Durable: "one", AckPolicy: jetstream.AckExplicitPolicy}); err != nil {
 		t.Fatal(err)
 	}
-	p, err := b.OpenPulls(subjects.StreamTasks)
+	p, err := b.OpenPulls()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Close)
 	ask := func(wait time.Duration) (m *nats.Msg, status string) {
 		t.Helper()
-		if err := p.Ask("one", wait); err != nil {
+		if err := p.Ask(subjects.StreamTasks, "one", wait); err != nil {
 			t.Fatal(err)
 		}
 		m = <-p.Messages()

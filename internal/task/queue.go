@@ -156,6 +156,7 @@ func full(what string) *toolmesh.Error {
 
 // lane is one consumer, as the runner asks it.
 type lane struct {
+	stream   string
 	consumer string
 	filter   string
 	level    int
@@ -171,7 +172,7 @@ func lanes() []*lane {
 	for level := range levels {
 		for _, priority := range priorities {
 			name := strconv.Itoa(level)
-			all = append(all, &lane{consumer: priority + "-" + name, filter: subjects.TaskLane(priority, name), level: level})
+			all = append(all, &lane{stream: subjects.StreamTasks, consumer: priority + "-" + name, filter: subjects.TaskLane(priority, name), level: level})
 		}
 	}
 	return all

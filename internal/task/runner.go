@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/wake"
@@ -39,13 +38,16 @@ func (s *Service) loop() {
 	defer ticker.Stop()
 	for {
 		s.fill()
+		if l := s.timed; l != nil && l.free(time.Now()) && s.dues.Load() < duesAtOnce {
+			s.ask(l, askWait)
+		}
 		select {
 		case m := <-s.queue.Messages():
 			s.arrived(m)
 		case <-s.freed:
 		case <-ticker.C:
 			if s.renewed.Swap(false) {
-				for _, l := range s.lanes {
+				for _, l := range s.asked {
 					l.asked = time.Time{}
 				}
 			}
@@ -105,7 +107,7 @@ func (s *Service) fill() {
 
 func (s *Service) ask(l *lane, wait time.Duration) {
 	l.asked, l.probe = time.Now(), wait == 0
-	if err := s.queue.Ask(l.consumer, wait); err != nil {
+	if err := s.queue.Ask(l.stream, l.consumer, wait); err != nil {
 		l.asked, l.paused = time.Time{}, time.Now().Add(pauseAfterLoss)
 	}
 }
@@ -124,18 +126,20 @@ func (s *Service) room(l *lane) bool {
 // arrived takes an answer of a consumer of tasks.
 func (s *Service) arrived(m *nats.Msg) {
 	name, status := s.queue.Read(m)
-	at := slices.IndexFunc(s.lanes, func(l *lane) bool { return l.consumer == name })
+	at := slices.IndexFunc(s.asked, func(l *lane) bool { return l.consumer == name })
 	if at < 0 {
 		return
 	}
-	l := s.lanes[at]
+	l := s.asked[at]
 	l.asked = time.Time{}
-	switch status {
-	case "":
+	switch {
+	case status == "" && l == s.timed:
+		s.cameDue(m)
+	case status == "":
 		s.turn++
 		s.take(m)
-	case "404", "408":
-		if s.room(l) {
+	case status == "404", status == "408":
+		if l != s.timed && s.room(l) {
 			s.ask(l, askWait)
 		}
 	default:
@@ -143,13 +147,15 @@ func (s *Service) arrived(m *nats.Msg) {
 	}
 }
 
-// cameDue takes a message of the consumer of schedules. It waits while too many are handled.
-func (s *Service) cameDue(m jetstream.Msg) {
-	s.dues.Go(func() error {
+// cameDue handles a message of the consumer of schedules in a goroutine of its own.
+func (s *Service) cameDue(m *nats.Msg) {
+	s.dues.Add(1)
+	s.work.Go(func() {
 		ctx, cancel := context.WithTimeout(s.base, ackWait)
 		defer cancel()
 		s.due(ctx, m)
-		return nil
+		s.dues.Add(-1)
+		wake.Up(s.freed)
 	})
 }
 

@@ -142,8 +142,8 @@ func (s *Service) unschedule(ctx context.Context, session subjects.SessionID, id
 
 // due has a task run whose time has come: itself, or one more that its schedule makes,
 // whose id says which one, so that it is made once.
-func (s *Service) due(ctx context.Context, m jetstream.Msg) {
-	subject, err := subjects.Parse(m.Subject())
+func (s *Service) due(ctx context.Context, m *nats.Msg) {
+	subject, err := subjects.Parse(m.Subject)
 	if err != nil {
 		_ = m.Ack()
 		return
@@ -152,7 +152,7 @@ func (s *Service) due(ctx context.Context, m jetstream.Msg) {
 	if err != nil {
 		return // no delivery of a consumer
 	}
-	err = s.queueDue(ctx, subject.Session, subject.RPC, m.Subject(), meta)
+	err = s.queueDue(ctx, subject.Session, subject.RPC, m.Subject, meta)
 	switch {
 	case errors.Is(err, errGone):
 		_ = s.unschedule(ctx, subject.Session, subject.RPC)
@@ -165,7 +165,7 @@ func (s *Service) due(ctx context.Context, m jetstream.Msg) {
 	}
 }
 
-func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id subjects.RPCID, subject string, meta *jetstream.MsgMetadata) error {
+func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id subjects.RPCID, subject string, meta *nats.MsgMetadata) error {
 	t, err := s.load(ctx, session, id)
 	switch {
 	case err != nil:
@@ -214,11 +214,12 @@ func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id s
 	return s.enqueue(ctx, &one)
 }
 
-// missedAfter is how late the time of a schedule may be looked at without counting as missed.
-const missedAfter = 10 * time.Second
+// missedAfter is how late the time of a schedule may be looked at without counting as missed. A
+// time that a runner had when it was lost comes again after ackWait.
+const missedAfter = ackWait + 10*time.Second
 
 // missed reports whether a time of a schedule is one that it does not catch up with.
-func (s *Service) missed(ctx context.Context, t *stored, subject string, meta *jetstream.MsgMetadata) (bool, error) {
+func (s *Service) missed(ctx context.Context, t *stored, subject string, meta *nats.MsgMetadata) (bool, error) {
 	switch late := s.now().Sub(meta.Timestamp) > missedAfter; {
 	case t.CatchUp == codec.CatchUpAll:
 		return false, nil

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"iter"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/singleflight"
 
@@ -71,9 +71,10 @@ type Service struct {
 	stores  room
 	fired   int // how many tasks of one schedule are kept
 	queue   *store.Pulls
-	timed   jetstream.ConsumeContext // of due times; nil without schedules
-	dues    errgroup.Group           // that are handled
-	lanes   []*lane
+	lanes   []*lane       // of tasks
+	timed   *lane         // of due times; nil without schedules
+	asked   []*lane       // all of them
+	dues    atomic.Int64  // due times that are handled
 	turn    int           // counts the tasks that were taken; the loop's own
 	freed   chan struct{} // of capacity 1: a task has ended
 	renewed atomic.Bool   // the connection is new: pending requests are lost
@@ -103,7 +104,6 @@ func New(b *bus.Bus, records *registry.Store, c *client.Client, opts *Options) *
 	}
 	s.base, s.end = context.WithCancelCause(context.Background())
 	s.open, s.halt = context.WithCancel(context.Background())
-	s.dues.SetLimit(duesAtOnce)
 	return s
 }
 
@@ -121,30 +121,20 @@ func (s *Service) Start(ctx context.Context) (err error) {
 	if s.schedules, err = s.bus.EnsureSchedules(ctx, s.opts.Replicas); err != nil {
 		return err
 	}
-	var making errgroup.Group
-	for _, l := range s.lanes {
-		making.Go(func() error {
-			_, err := s.bus.EnsureConsumer(ctx, subjects.StreamTasks, consumer(l.consumer, l.filter))
-			return err
-		})
-	}
-	var timed jetstream.Consumer
+	s.asked = s.lanes
 	if s.schedules {
-		making.Go(func() (err error) {
-			timed, err = s.bus.EnsureConsumer(ctx, subjects.StreamSchedules, consumer(consumerDue, subjects.AllDue))
-			return err
-		})
+		s.timed = &lane{stream: subjects.StreamSchedules, consumer: consumerDue, filter: subjects.AllDue}
+		s.asked = append(slices.Clip(s.lanes), s.timed)
+	}
+	var making errgroup.Group
+	for _, l := range s.asked {
+		making.Go(func() error { return s.bus.EnsureConsumer(ctx, l.stream, consumer(l.consumer, l.filter)) })
 	}
 	if err := making.Wait(); err != nil {
 		return err
 	}
-	if s.queue, err = s.bus.OpenPulls(subjects.StreamTasks); err != nil {
+	if s.queue, err = s.bus.OpenPulls(); err != nil {
 		return err
-	}
-	if timed != nil {
-		if s.timed, err = timed.Consume(s.cameDue, jetstream.PullMaxMessages(1), jetstream.PullExpiry(askWait)); err != nil {
-			return unavailable("due times of schedules cannot be requested: %w", err)
-		}
 	}
 	s.unhear = s.bus.OnState(func(bus.State) { s.renewed.Store(true) })
 	nc := s.bus.Conn()
@@ -179,14 +169,10 @@ func (s *Service) Stop(ctx context.Context) {
 		if s.unhear != nil {
 			s.unhear()
 		}
-		if s.timed != nil {
-			s.timed.Stop()
-		}
 		_ = s.bus.Drain(ctx, s.subs...)
 		s.requests.Wait()
 		s.end(client.ErrLeft)
 		s.work.Wait()
-		_ = s.dues.Wait()
 	})
 }
 

@@ -385,6 +385,8 @@ func (m *mesh) requestTo(t *testing.T, subject string, header nats.Header, body 
 	}
 }
 
+var waited = regexp.MustCompile(`,"lane_wait_ms":[0-9]+`)
+
 // A batch that is sent again, while it runs and when it is over, runs nothing twice,
 // whichever node gets it.
 func TestSentAgain(t *testing.T) {
@@ -405,10 +407,7 @@ func TestSentAgain(t *testing.T) {
 		`{"index":5,"rpc_id":"mine.5","status":"ok","result":"also"}]}`
 	for range 20 {
 		got := <-answers
-		if i := strings.Index(got, `,"lane_wait_ms"`); i > 0 {
-			_, rest, _ := strings.Cut(got[i+1:], ",")
-			got = got[:i] + "," + rest
-		}
+		got = waited.ReplaceAllString(got, "") // either call may have waited, on a busy machine
 		if got != want {
 			t.Errorf("got %s", got)
 		}
