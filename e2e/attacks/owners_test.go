@@ -43,7 +43,7 @@ func (m *meshWithKeys) replace() error {
 }
 
 // claimFolder installs a bundle that says to come from the folder that small comes from.
-func (m *meshWithKeys) claimFolder() error { return m.claim("", "somebody else", false) }
+func (m *meshWithKeys) claimFolder() error { return m.claim("", "another owner", false) }
 
 // claimOwner says besides to be signed by the owner's key.
 func (m *meshWithKeys) claimOwner() error { return m.claim("", "not signed", true) }
