@@ -42,8 +42,8 @@ func (q *request) listTools() (any, error) {
 		}
 	}
 	page, next, err := q.page(query, limit, format != "")
-	full := query.Has("full")
-	if full && query.Get("full") != "1" {
+	full := query.Get("full") == "1"
+	if !full && query.Get("full") != "" {
 		return nil, refused(toolmesh.CodeInvalidRequest, "full is %q: it is 1, or left out", query.Get("full"))
 	}
 	var about []json.RawMessage
@@ -78,10 +78,10 @@ func (q *request) listTools() (any, error) {
 
 // limitOf returns the limit that a request asks for.
 func limitOf(query url.Values, otherwise int) (int, error) {
-	if !query.Has("limit") {
+	text := query.Get("limit")
+	if text == "" {
 		return otherwise, nil
 	}
-	text := query.Get("limit")
 	limit, err := strconv.Atoi(text)
 	if err != nil || limit < 1 || limit > pageMost {
 		return 0, refused(toolmesh.CodeInvalidRequest, "limit is %q: it is a whole number from 1 to %d", text, pageMost)

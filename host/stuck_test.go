@@ -17,7 +17,7 @@ func TestStuck(t *testing.T) {
 	for stood, want := range map[time.Duration]bool{0: false, time.Minute: false, stuckAfter + 2*time.Second: true} {
 		at := time.Now().Add(-stood)
 		h.ticked.Store(&at)
-		if err := h.Stuck(); (err != nil) != want || want && !strings.Contains(err.Error(), "has stood for 3m2s") {
+		if err := h.Stuck(); (err != nil) != want || want && !strings.Contains(err.Error(), "blocked for 3m2s") {
 			t.Errorf("the clock has stood for %v: %v", stood, err)
 		}
 	}

@@ -51,7 +51,7 @@ def test_there_and_back(both: Any, document: pathlib.Path, tmp_path: pathlib.Pat
     saved = both.run("save", back, folder)
     assert saved == str(folder / "copy of some report.txt")
     assert pathlib.Path(saved).read_bytes() == document.read_bytes()
-    with pytest.raises(toolmesh.InvalidRequest, match="not there"):
+    with pytest.raises(toolmesh.InvalidRequest, match="does not exist"):
         for _ in range(100):  # deleting it waits for no answer
             both.run("save", back, tmp_path / "again")
     assert [one.name for one in folder.iterdir()] == ["copy of some report.txt"]
@@ -84,7 +84,7 @@ def test_what_is_not_given(both: Any, document: pathlib.Path, tmp_path: pathlib.
     for bad in (path, {"$file": path}, {"$file": path, "digest": "", "path": path}, None, 7):
         with pytest.raises(toolmesh.InvalidArguments):
             both.call("files.files.digest", {"document": bad})
-    for name, error in ((path, "not of session"), ("other.x", "not of session"), ("default.none", "not there")):
+    for name, error in ((path, "not of session"), ("other.x", "not of session"), ("default.none", "does not exist")):
         gone = {"$file": name, "digest": "SHA-256=" + "A" * 43 + "="}
         with pytest.raises(toolmesh.MeshError, match=error):
             both.call("files.files.digest", {"document": gone})

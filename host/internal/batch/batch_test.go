@@ -489,7 +489,7 @@ func TestBadBatches(t *testing.T) {
 		"too deep":             {nats.Header{"Mesh-Depth": {"100"}}, batchOf(one), "invalid_request", "deep"},
 		"what is not known":    {nats.Header{"Mesh-Require": {"wings"}}, batchOf(one), "protocol_error", "wings"},
 		"parallel is no word":  {nil, `{"type":"rpc_batch_call","parallel":1,"requests":[` + one + `]}`, "invalid_request", "true or false"},
-		"another start's boot": {nats.Header{"Mesh-Boot": {"x"}}, batchOf(one), "node_lost", "anew"},
+		"another start's boot": {nats.Header{"Mesh-Boot": {"x"}}, batchOf(one), "node_lost", "restarted"},
 	} {
 		answer := m.request(t, c.header, c.body)[0]
 		var body struct {
