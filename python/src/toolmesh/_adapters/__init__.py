@@ -1,1 +1,1 @@
-"""The common part of the tools of all frameworks. It never imports a framework, except in dspy_tool, which is for DSPy."""
+"""The common part of the tools of all frameworks. It never imports a framework, except in dspy_tool, for DSPy."""
