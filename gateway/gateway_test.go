@@ -310,7 +310,6 @@ func TestProblems(t *testing.T) {
 		"half a body":               {"POST", "/v1/calls:batch", `{"calls":`, nil, 400, "invalid_request", `not valid JSON`},
 		"a call of no tool":         {"POST", "/v1/calls:batch", `{"calls":[{"tool":"lab.add"},{"args":{}}]}`, nil, 400, "invalid_request", `call 1 has no tool`},
 		"args that are a list":      {"POST", "/v1/calls:batch", `{"calls":[{"tool":"lab.add","args": [1]}]}`, nil, 400, "invalid_request", `the args of call 0 are not an object`},
-		"full=2":                    {"GET", "/v1/tools?full=2", "", nil, 400, "invalid_request", `full is \"2\"`},
 		"no token":                  {"GET", "/v1/tools", "", headers{"Authorization": "Bearer sesame"}, 401, "unauthenticated", ""},
 		"another kind":              {"GET", "/v1/tools", "", headers{"Authorization": "Basic sesame"}, 401, "unauthenticated", ""},
 		"a token of another mesh":   {"GET", "/v1/tools", "", headers{"Authorization": "Bearer " + stranger}, 401, "unauthenticated", ""},

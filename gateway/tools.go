@@ -43,9 +43,6 @@ func (q *request) listTools() (any, error) {
 	}
 	page, next, err := q.page(query, limit, format != "")
 	full := query.Get("full") == "1"
-	if !full && query.Get("full") != "" {
-		return nil, refused(toolmesh.CodeInvalidRequest, "full is %q: it is 1, or left out", query.Get("full"))
-	}
 	var about []json.RawMessage
 	if err == nil && (full || format != "" || q.l.readOnly()) {
 		page, about, err = q.about(page)

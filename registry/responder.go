@@ -457,10 +457,10 @@ func missing(field string) error {
 }
 
 func (r *Responder) list(session subjects.SessionID, q Request) (any, error) {
-	if q.Limit < 0 || q.Limit > listMost {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "limit is %d: it is a whole number from 1 to %d", q.Limit, listMost)
+	if q.Limit < 0 {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "limit is %d: it is a whole number, of which %d are used at most", q.Limit, listMost)
 	}
-	routes, next := r.view.List(session, q.After, cmp.Or(q.Limit, listDefault))
+	routes, next := r.view.List(session, q.After, min(cmp.Or(q.Limit, listDefault), listMost))
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
 	listed, err := List(ctx, r.store, routes)
