@@ -298,7 +298,9 @@ def test_many_calls_are_cancelled(opened: Started) -> None:
 
     with host, Mesh(opened.url) as client, concurrent.futures.ThreadPoolExecutor(8) as pool:
         def gives_up(number: int) -> None:
-            with pytest.raises((toolmesh.ToolTimeout, toolmesh.CallCancelled)):
+            # The nested call has the same time, and may be first to tell that it is over.
+            with pytest.raises((toolmesh.ToolTimeout, toolmesh.CallCancelled, toolmesh.ToolExecutionError),
+                               match=r"deadline_exceeded|cancelled"):
                 client.call(f"{index}.{'asks' if number % 2 else 'items'}", timeout=0.05 + number % 7 / 100)
 
         for one in [pool.submit(gives_up, number) for number in range(60)]:
