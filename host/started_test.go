@@ -63,7 +63,7 @@ func TestErrorsBeforeTheStartSayNotStarted(t *testing.T) {
 			if how != "" {
 				more = []string{"Mesh-Stream", how}
 			}
-			a := r.call(name, "", append(more, "Mesh-Timeout-Ms", "20")...)
+			a := r.call(name, "", append(more, "Mesh-Timeout-Ms", "300")...)
 			if a.code() != "deadline_exceeded" || a.Error.started() != want.started || a.Error.Origin != want.origin || a.Error.Details["limit"] != "time" {
 				t.Errorf("%s, stream %q: %s, want started %s by %s", name, how, a.Data, want.started, want.origin)
 			}

@@ -34,7 +34,11 @@ func TestAnswersThatArePassedOnArePaced(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	bytes, began := 0, time.Now()
+	first, err := sub.NextMsg(30 * time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bytes, began := len(first.Data), time.Now()
 	for {
 		a, err := sub.NextMsg(time.Second)
 		if err != nil {
