@@ -58,6 +58,7 @@ type Process struct {
 	mu       sync.Mutex
 	pending  []byte // not yet written to the full pipe
 	flushing bool
+	closed   bool
 	wg       sync.WaitGroup // the flusher
 }
 
@@ -127,6 +128,9 @@ func (p *Process) TempFiles(limit int64) int64          { return sandbox.FilesOf
 func (p *Process) Write(data []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.closed {
+		return // the worker has ended, and its calls end with it
+	}
 	if p.flushing {
 		p.pending = append(p.pending, data...)
 		return
@@ -176,6 +180,9 @@ func (p *Process) flush() {
 func (p *Process) Close() {
 	p.zygote.forget(p)
 	p.exited(sandbox.Exit{Lost: true})
+	p.mu.Lock()
+	p.closed = true // no flusher begins from here on
+	p.mu.Unlock()
 	p.closeChannels()
 	p.wg.Wait()
 	p.zygote.temp.give(p.temp, !p.exit.Lost)
