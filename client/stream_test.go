@@ -287,6 +287,58 @@ func TestFollowersOfAStreamWhoseEndIsNotStored(t *testing.T) {
 	ended("after", follow(func() {}), s.items)
 }
 
+// A tool that yields nothing for longer than the two looks at which a joined stream without an end
+// would be given up keeps its follower.
+func TestFollowersOfASlowStreamWait(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	node := broker.Connect(t)
+	d.serve(t, node, nil)
+	c, other := newClient(t, broker.Connect(t), nil), newClient(t, broker.Connect(t), nil)
+	g := d.gate("slow")
+	g.release <- struct{}{}
+	began, joined, all, followed := make(chan struct{}), make(chan struct{}), make(chan counted, 1), make(chan counted, 1)
+	go func() {
+		all <- countItems(t, c, t.Context(), toolArgs{Key: "slow", N: 3, Size: 1, Gate: true}, func(i int) {
+			if i == 1 {
+				close(began)
+			}
+		}, client.WithRPCID("slow"))
+	}()
+	wait(t, "first item", began)
+	asked := make(chan struct{}, 100)
+	if _, err := node.Subscribe("mesh.node.*.ctl.>", func(m *nats.Msg) {
+		if strings.Contains(string(m.Data), `"where"`) {
+			asked <- struct{}{}
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		var s counted
+		for _, err := range other.Follow(t.Context(), "slow", 1) {
+			if s.err = err; err == nil {
+				if s.items++; s.items == 1 {
+					close(joined)
+				}
+			}
+		}
+		followed <- s
+	}()
+	wait(t, "first item of the follower", joined)
+	for range 3 {
+		wait(t, "question about the stream's end", asked)
+	}
+	g.release <- struct{}{}
+	g.release <- struct{}{}
+	for _, s := range []counted{wait(t, "stream", all), wait(t, "follower", followed)} {
+		if s.items != 3 || s.err != nil {
+			t.Errorf("%d items, then %v; want 3", s.items, s.err)
+		}
+	}
+}
+
 // While the store does not answer, as after a restart, a reader that joined a stream does not take
 // it for one whose end is not stored. The reader gets nothing live here.
 func TestFollowersOfAStreamWaitForTheStore(t *testing.T) {

@@ -3,6 +3,8 @@
 import os
 import pathlib
 import stat
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -55,6 +57,26 @@ def test_no_half_file_is_left(tmp_path, there) -> None:
         raise ConnectionError
     assert [one.name for one in tmp_path.iterdir()] == ["x"] * there
     assert not there or path.read_bytes() == b"before"
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path) -> None:
+    """A limit on the size of files stands for the full disk: what is written over it is an OSError."""
+    path = tmp_path / "x"
+    path.write_bytes(b"before")
+    code = """
+import resource, signal, sys
+from toolmesh._client import payloads
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+with payloads._replacing(sys.argv[1]) as out:
+    for _ in range(64):
+        out.write(bytes(1 << 12))
+"""
+    source = pathlib.Path(payloads.__file__).parents[2]
+    told = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PYTHONPATH": str(source)})
+    assert told.returncode == 1 and "File too large" in told.stderr
+    assert path.read_bytes() == b"before" and [one.name for one in tmp_path.iterdir()] == ["x"]
 
 
 def test_readers_of_a_file_that_is_replaced_keep_the_old_one(tmp_path) -> None:

@@ -100,6 +100,11 @@ func (r *rig) agent(t *testing.T, node subjects.NodeID, labels map[string]string
 // keep starts a keeper; stop it, or the test's end does.
 func (r *rig) keep(t *testing.T, log slog.Handler) (stop func()) {
 	t.Helper()
+	return r.keepEvery(t, log, 50*time.Millisecond)
+}
+
+func (r *rig) keepEvery(t *testing.T, log slog.Handler, every time.Duration) (stop func()) {
+	t.Helper()
 	b := r.open(t)
 	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
@@ -110,7 +115,7 @@ func (r *rig) keep(t *testing.T, log slog.Handler) (stop func()) {
 		}
 	}
 	k := declared.New(b, view, testmesh.Store(t, b), r.file(), &declared.Options{
-		Logger: slog.New(log), Env: []string{"WORD=said"}, LookEvery: 50 * time.Millisecond, RetryFirst: 200 * time.Millisecond,
+		Logger: slog.New(log), Env: []string{"WORD=said"}, LookEvery: every, RetryFirst: 200 * time.Millisecond,
 	})
 	k.Start()
 	stopped := false
@@ -280,6 +285,30 @@ func TestTheMeshIsAsTheFileSays(t *testing.T) {
 	r.gone(t, "idx")
 	if _, err := r.store.Index(t.Context(), "hand", ""); err != nil {
 		t.Errorf("what somebody installed by hand: %v", err)
+	}
+}
+
+// A program that writes the file in two parts may be seen between them: the index of the second part
+// is not removed meanwhile.
+func TestHalfWrittenFileRemovesNoIndex(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.agent(t, "one", nil)
+	idx, second := repository(t, "idx"), repository(t, "second")
+	half, rest := entry(idx, ""), entry(second, "")
+	r.write(t, half+rest)
+	r.keepEvery(t, nil, 3*time.Second)
+	r.is(t, "second", registry.DeclaredInstalled)
+	before, err := r.store.Index(t.Context(), "second", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.write(t, half)
+	r.is(t, "second", registry.DeclaredRemoving)
+	r.write(t, half+rest)
+	r.is(t, "second", registry.DeclaredInstalled)
+	if after, err := r.store.Index(t.Context(), "second", ""); err != nil || !after.InstalledAt.Equal(before.InstalledAt) {
+		t.Errorf("the index was removed meanwhile: %v, installed at %v and at %v", err, before.InstalledAt, after.InstalledAt)
 	}
 }
 

@@ -151,16 +151,20 @@ func (t *term) lacks(w *work, wanted registry.IndexRecord, inLine bool) {
 	}
 }
 
-// work returns the work on an index for an entry's digest: a changed entry is tried at once. t.mu
-// is held.
+// work returns the work on an index for an entry's digest: a changed entry is tried at once. A
+// removal waits for another look, as the file may be half written. t.mu is held.
 func (t *term) work(name subjects.IndexName, digest string) *work {
 	w := t.works[name]
+	fresh := work{digest: digest}
+	if digest == "" {
+		fresh.next = time.Now().Add(t.k.opts.LookEvery)
+	}
 	if w == nil {
-		w = &work{digest: digest}
+		w = &fresh
 		t.works[name] = w
 	}
 	if w.digest != digest && !w.busy {
-		*w = work{digest: digest}
+		*w = fresh
 	}
 	return w
 }
