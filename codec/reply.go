@@ -206,8 +206,8 @@ func setError(h Header, err *toolmesh.Error) {
 }
 
 // HeaderText makes a text safe as a header's value: one line, bounded, in ASCII, with escapes for
-// other characters. NATS allows no more, and clients insist: the reader of io.nats:jnats ends at
-// any other byte, and its connection receives nothing more.
+// other characters. NATS headers are ASCII, and clients rely on it: io.nats:jnats stops reading its
+// connection at any other byte.
 func HeaderText(s string) string {
 	const limit = 512
 	var b strings.Builder

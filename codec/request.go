@@ -451,9 +451,6 @@ func (c *Call) Header() Header {
 // subjectsHashed reports whether a name may travel as a hashed token, so that
 // its real form must travel in a header: long names only.
 func subjectsHashed(name string) bool {
-	if len(name) <= 38 {
-		return false
-	}
 	for part := range strings.SplitSeq(name, ".") {
 		if len(part) > 38 {
 			if token, err := subjects.EncodeToken(part); err == nil && subjects.IsHashed(token) && token != part {

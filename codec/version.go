@@ -51,9 +51,6 @@ func checkVersion(proto, require string) error {
 				WithDetail("proto", []int{ProtoMin, Proto})
 		}
 	}
-	if require == "" {
-		return nil // of most requests
-	}
 	for name := range strings.SplitSeq(require, ",") {
 		if name = strings.TrimSpace(name); name != "" && !known(name) {
 			return toolmesh.Errorf(toolmesh.CodeProtocolError, "the request requires %q, which this node does not know", name).

@@ -26,8 +26,8 @@ type intake struct {
 	lastDirected atomic.Int64                 // when a request came on the node's own subject, as [bus.Mono]
 }
 
-// timeWait bounds the wait for the broker's time. After it a deadline is judged by the last known
-// time.
+// timeWait bounds the wait for the broker's time. Then the last known time decides whether a
+// deadline has passed.
 const timeWait = 2 * time.Second
 
 // parse reads a request. If its headers cannot be read, the answer is in the plain form, as it is

@@ -366,7 +366,7 @@ func (p *publisher) offerAll(ctx context.Context, old *service, tools []*served,
 	return err
 }
 
-// offer serves a tool under its name, in place of before, which may be nil.
+// offer serves a tool under its name. It replaces before, if that is not nil.
 func (p *publisher) offer(o, before *served) (err error) {
 	p.routes.put(o.at, o)
 	if before != nil {

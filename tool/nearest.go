@@ -73,7 +73,7 @@ func distance(a, b string, limit int) int {
 	if len(x)-len(y) > limit || len(y)-len(x) > limit {
 		return limit + 1
 	}
-	best, bestBefore := 0, 0 // first of prev, then of before
+	best, bestBefore := 0, 0 // the least cost in prev, and in before
 	before, prev, row := make([]int, len(y)+1), make([]int, len(y)+1), make([]int, len(y)+1)
 	for j := range prev {
 		prev[j] = min(j, far)

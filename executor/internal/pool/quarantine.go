@@ -61,7 +61,7 @@ const (
 	blameCrash
 )
 
-// judgement is the verdict about the worker of an ended call.
+// judgement returns the verdict that an ended call gives about its worker.
 func (j *job) judgement() Verdict {
 	if j.err == nil {
 		return Verdict{blame: blameSurvived}

@@ -3,7 +3,6 @@ package pool
 import (
 	"log/slog"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -40,7 +39,7 @@ type metering struct {
 	// Of its control group when the running call began: memory charged, and processes killed by
 	// the kernel.
 	charged int64
-	kills   atomic.Int64
+	kills   int
 	seen    time.Duration // processor time, of the process and all below, at the last look
 	looked  time.Time     // time of the last look; used by the watchdog only
 	files   sandbox.Look  // at its temporary files; used by the watchdog only
@@ -83,7 +82,7 @@ func (s *state) meter(w *worker) {
 			}
 		}
 		if s.cfg.Declared.Memory > 0 {
-			w.metering.kills.Store(int64(w.proc.Group().Kills()))
+			w.metering.kills = w.proc.Group().Kills()
 		}
 	}
 	wake.Up(w.pool.limited)
@@ -250,7 +249,7 @@ func (s *state) computing(w *worker, jobs []*job, spent time.Duration) (calls []
 func (w *worker) outgrown() func(j *job) *toolmesh.Error {
 	group, limits := w.proc.Group(), w.pool.cfg.Limits
 	switch {
-	case int64(group.Kills()) > w.metering.kills.Load():
+	case group.Kills() > w.metering.kills:
 		peak, reached := group.Peak()-w.metering.charged, group.Reached()
 		return func(j *job) *toolmesh.Error { return failure.Starved(j.Tool, int64(limits.Memory), peak, reached) }
 	case group.Refused() > 0:
@@ -266,11 +265,7 @@ func (p *Pool) endOutgrown(w *worker, h frame.Header, since time.Time) (ended bo
 	if w.proc.Group() == nil || p.cfg.Declared.Memory == 0 && p.cfg.Declared.Pids == 0 && h.Type != frame.Error && time.Since(since) < brief {
 		return false
 	}
-	if w.outgrown() == nil { // reads the kernel's files, without the pool's lock
-		return false
-	}
 	p.update(func(s *state) {
-		// Again: the end may be that of an abandoned call, and another one have begun meanwhile.
 		if fails := w.outgrown(); fails != nil && !w.free() {
 			ended = true
 			s.stopFor(p.log, w, w.running(), fails)
