@@ -93,14 +93,14 @@ type Options struct {
 // machine.
 func (o *Options) check() error {
 	if _, err := tool.ParseSandbox(o.Sandbox); err != nil {
-		return fmt.Errorf("Sandbox: %w", err)
+		return fmt.Errorf("agent.Options.Sandbox: %w", err)
 	}
 	if _, err := subjects.EncodeToken(string(o.Node)); err != nil {
-		return fmt.Errorf("Node: %w", err)
+		return fmt.Errorf("agent.Options.Node: %w", err)
 	}
 	for name, limits := range map[string]tool.Limits{"Limits": o.Limits, "MaxLimits": o.MaxLimits} {
 		if err := limits.Check(); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			return fmt.Errorf("agent.Options.%s: %w", name, err)
 		}
 	}
 	for name, n := range map[string]int64{
@@ -108,7 +108,7 @@ func (o *Options) check() error {
 		"CacheBytes": o.CacheBytes, "CacheEntries": int64(o.CacheEntries), "EnvironmentAge": int64(o.EnvironmentAge),
 	} {
 		if n < 0 {
-			return fmt.Errorf("%s is %d: it must not be negative", name, n)
+			return fmt.Errorf("agent.Options.%s is %d: it must not be negative", name, n)
 		}
 	}
 	return nil
@@ -155,7 +155,7 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 	o.Node = cmp.Or(o.Node, subjects.NodeID("agent-"+uuid.NewString()[:8]))
 	o.EnvironmentAge = cmp.Or(o.EnvironmentAge, environmentAge)
 	if err := o.check(); err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "agent.Options.%w", err)
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {

@@ -148,21 +148,21 @@ func (o *Options) check() error {
 		"MaxWorkers": int64(o.MaxWorkers), "MaxSessions": int64(o.MaxSessions), "MaxResult": int64(o.MaxResult),
 	} {
 		if n < 0 {
-			return fmt.Errorf("Options.%s must not be negative", name)
+			return fmt.Errorf("executor.Options.%s must not be negative", name)
 		}
 	}
 	for name, limits := range map[string]tool.Limits{"Limits": o.Limits, "MaxLimits": o.MaxLimits} {
 		if err := limits.Check(); err != nil {
-			return fmt.Errorf("Options.%s: %w", name, err)
+			return fmt.Errorf("executor.Options.%s: %w", name, err)
 		}
 	}
 	switch _, err := tool.ParseSandbox(string(o.Sandbox)); {
 	case err != nil:
-		return fmt.Errorf("Options.Sandbox: %w", err)
+		return fmt.Errorf("executor.Options.Sandbox: %w", err)
 	case o.MaxResult > 1<<30:
-		return errors.New("Options.MaxResult must be at most 1 GB")
+		return errors.New("executor.Options.MaxResult must be at most 1 GB")
 	case o.Limits.OpenFiles < leastFiles:
-		return fmt.Errorf("Options.Limits and MaxLimits must leave at least %d open files", leastFiles)
+		return fmt.Errorf("executor.Options.Limits and MaxLimits must leave at least %d open files", leastFiles)
 	}
 	return nil
 }
@@ -220,7 +220,7 @@ type closer interface {
 func New(dir string, opts *Options) (_ *Executor, err error) {
 	o := opts.withDefaults()
 	if err := o.check(); err != nil {
-		return nil, fmt.Errorf("executor: %w", err)
+		return nil, err
 	}
 	if dir, err = makeFolder(dir); err != nil {
 		return nil, fmt.Errorf("executor: %w", err)
