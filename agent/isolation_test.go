@@ -136,7 +136,7 @@ func TestASessionsStateEndsWithIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.Close() })
+	t.Cleanup(func() { meshtest.End(t, r) })
 	for range 2 {
 		session, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: "chat"})
 		if err != nil {
@@ -189,7 +189,7 @@ func TestASessionsWorkersEndWithIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.Close() })
+	t.Cleanup(func() { meshtest.End(t, r) })
 	pipes := map[string]*os.File{}
 	sessions := map[string]*router.Session{}
 	for _, name := range []string{"ends", "stays"} {
@@ -229,7 +229,7 @@ func TestACreatedSessionStartsAnew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.Close() })
+	t.Cleanup(func() { meshtest.End(t, r) })
 	session := r.Session("late")
 	pipe := fifo(t)
 	if _, err := session.Call(t.Context(), "iso.t.hold", map[string]any{"path": pipe.Name()}); err != nil {

@@ -394,7 +394,7 @@ func TestANodeThatIsLostIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	testmesh.Start(t, a)
-	t.Cleanup(func() { _ = a.Stop(context.Background()) })
+	t.Cleanup(func() { meshtest.End(t, a) })
 	if _, err := beats.NextMsg(time.Minute); err != nil {
 		t.Fatal(err)
 	}
@@ -406,7 +406,7 @@ func TestANodeThatIsLostIsAnError(t *testing.T) {
 	if err := next.Start(t.Context()); err != nil { // listens for 2.5 s
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = next.Stop(context.Background()) })
+	t.Cleanup(func() { meshtest.End(t, next) })
 	proxy.Heal()
 	select {
 	case <-a.Done():

@@ -121,13 +121,7 @@ func serveNested(t *testing.T, s *meshtest.Server) {
 		return sink.Send(ctx, r.Value)
 	})
 	testmesh.Start(t, h)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		if err := h.Stop(ctx); err != nil {
-			t.Errorf("stop: %v", err)
-		}
-	})
+	t.Cleanup(func() { meshtest.End(t, h) })
 }
 
 // TestToolsCallTools has two nodes and indexes with one slot each: no nested call waits for its own
