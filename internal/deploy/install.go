@@ -294,6 +294,9 @@ func invalidRequest(format string, args ...any) *toolmesh.Error {
 // declared: an index may read more than it declares.
 func checkEnv(manifest *index.Manifest, r Request) (notes []string, err error) {
 	for _, name := range slices.Sorted(maps.Keys(r.Env)) {
+		if strings.ContainsRune(r.Env[name], 0) {
+			return nil, installFailed("env", "--env %s has a NUL in its value, which would end it: leave that out", name)
+		}
 		at := slices.IndexFunc(manifest.Env, func(v index.EnvVar) bool { return v.Name == name })
 		if at < 0 {
 			if err := index.CheckVariable(name); err != nil {
