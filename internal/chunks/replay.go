@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
@@ -148,7 +149,10 @@ func (r *Replayer) Answer(ctx context.Context, s subjects.Subject, epoch string,
 	}
 	var broken error
 	high, err := r.page(ctx, s.Session, s.RPC, epoch, req, func(stored *store.Stored) error {
-		broken = respond(chunkHeader(stored.Header), stored.Data)
+		for _, name := range []string{jetstream.ExpectedLastSubjSeqHeader, jetstream.MsgIDHeader, codec.HeaderBoot} { // for the store
+			stored.Header.Del(name)
+		}
+		broken = respond(codec.Header(stored.Header), stored.Data)
 		return broken
 	})
 	switch {
@@ -161,15 +165,4 @@ func (r *Replayer) Answer(ctx context.Context, s subjects.Subject, epoch string,
 	default:
 		_ = respond(codec.ReplayEnd(high), nil)
 	}
-}
-
-// chunkHeader drops the headers that the store added.
-func chunkHeader(h nats.Header) codec.Header {
-	out := make(codec.Header, 7)
-	for _, name := range []string{codec.HeaderRPCID, codec.HeaderSeq, codec.HeaderChunk, codec.HeaderCount, codec.HeaderEpoch, codec.HeaderRef, codec.HeaderDigest} {
-		if v := h[name]; len(v) > 0 {
-			out[name] = v
-		}
-	}
-	return out
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strconv"
 	"sync"
 	"time"
@@ -381,17 +382,10 @@ func (s *Server) drop(name string) {
 // Sweep drops the uploads of callers that left. The host calls it each second.
 func (s *Server) Sweep(now time.Time) {
 	s.held.sweep(now)
-	var gone []string
-	s.mu.Lock()
-	for name, u := range s.uploads {
-		if _, heard := u.Size(); now.Sub(heard) > uploadIdle {
-			gone = append(gone, name)
-		}
-	}
-	s.mu.Unlock()
-	for _, name := range gone {
-		s.drop(name)
-	}
+	s.dropAll(func(u *upload) bool {
+		_, heard := u.Size()
+		return now.Sub(heard) > uploadIdle
+	})
 }
 
 // Close has the server take no more values, and drops those that are being sent: their
@@ -399,13 +393,18 @@ func (s *Server) Sweep(now time.Time) {
 func (s *Server) Close() {
 	s.mu.Lock()
 	s.closed = true
-	names := make([]string, 0, len(s.uploads))
-	for name := range s.uploads {
-		names = append(names, name)
-	}
 	s.mu.Unlock()
-	for _, name := range names {
-		s.drop(name)
+	s.dropAll(func(*upload) bool { return true })
+}
+
+func (s *Server) dropAll(such func(*upload) bool) {
+	s.mu.Lock()
+	all := maps.Clone(s.uploads)
+	s.mu.Unlock()
+	for name, u := range all {
+		if such(u) {
+			s.drop(name)
+		}
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-func upload(t *testing.T, b store.Store, name, value string) store.Payload {
+func upload(t *testing.T, b store.Store, name, value string) store.Object {
 	t.Helper()
 	u, err := b.NewUpload(name, "s", true, nil)
 	if err != nil {
