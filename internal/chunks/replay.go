@@ -101,20 +101,26 @@ func (r *Replayer) page(ctx context.Context, session subjects.SessionID, rpc sub
 	if err := scan.run(ctx, r.bus, subject, start, last.msg.Seq); err != nil {
 		return codec.High{}, err
 	}
-	if missing := !scan.full() && scan.next <= all.top; missing && start > ends.first.msg.Seq {
-		if len(scan.held) == 0 && scan.read < last.msg.Seq {
-			// The copy of the store that answered lags: the rest comes with the next page.
-			return high, nil
-		}
-		// The guess was wrong, or the missing chunk is stored before it, or nowhere.
+	if scan.above == 0 && scan.read < last.msg.Seq {
+		return high, nil // the copy of the store that answered lags: the rest comes with the next page
+	}
+	// The guess was wrong, or the chunk that comes next is stored before the last one sent, or nowhere.
+	for pass := 0; pass < maxPasses && !scan.full() && scan.next <= all.top; pass++ {
+		next := scan.next
 		if err := scan.run(ctx, r.bus, subject, 0, last.msg.Seq); err != nil {
 			return codec.High{}, err
 		}
+		switch {
+		case scan.next > next:
+		case scan.sent == 0 && scan.least > req.FromSeq:
+			return codec.High{}, expired(scan.least)
+		case scan.above == 0:
+			return high, nil
+		default:
+			scan.next = scan.above // behind a gap: the caller merges what follows and asks for the gap again
+		}
 	}
-	if scan.sent == 0 && scan.least > req.FromSeq {
-		return codec.High{}, expired(scan.least)
-	}
-	return high, scan.flush()
+	return high, nil
 }
 
 func expired(first int64) error {
