@@ -60,7 +60,7 @@ func Store(ctx context.Context, b store.Store, session, account subjects.Session
 	if err != nil {
 		return nil, err
 	}
-	u, err := b.NewUpload(name, account, true, nil)
+	u, err := b.NewUpload(name, account, true)
 	if err != nil {
 		return nil, err
 	}
@@ -74,13 +74,13 @@ func Store(ctx context.Context, b store.Store, session, account subjects.Session
 
 func fill(ctx context.Context, b store.Store, u *store.Upload, r io.Reader, most int64) (store.Object, error) {
 	err := pieces(r, b.PieceBytes(), func(piece []byte) error {
-		if size, _ := u.Size(); size+int64(len(piece)) > most {
+		if size, _, _ := u.Size(); size+int64(len(piece)) > most {
 			return TooLarge(size+int64(len(piece)), most)
 		}
 		if err := u.Wait(ctx, window-1); err != nil {
 			return err
 		}
-		return u.Write(piece)
+		return u.Write(piece, nil)
 	})
 	if err != nil {
 		return store.Object{}, err

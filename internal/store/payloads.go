@@ -294,31 +294,29 @@ type Upload struct {
 	parts  string // their subject
 	inbox  *bus.Inbox
 	sum    hash.Hash // nil: its sender says the digest
-	acked  func(n int, err error)
 
 	mu      sync.Mutex // guards the fields below
 	size    int64
 	sent    int
-	stored  int
+	open    map[int]func(error) // what to call once a piece is stored or refused, by its number
 	err     error
 	heard   time.Time
 	changed chan struct{} // capacity 1
 }
 
 // NewUpload begins to store a payload under a name, for an account. With summed its digest is
-// computed, else [Upload.Finish] takes it. acked, which may be nil, is called with the number
-// of each piece, from 1 on, and the error of storing it; it must not block.
-func (st Store) NewUpload(name string, account subjects.SessionID, summed bool, acked func(n int, err error)) (*Upload, error) {
+// computed, else [Upload.Finish] takes it.
+func (st Store) NewUpload(name string, account subjects.SessionID, summed bool) (*Upload, error) {
 	id := payloadOwner(account) + "." + uuid.NewString()
-	u := &Upload{st: st, name: name, nuid: id, stream: payloadStream, parts: payloadParts(id), acked: acked}
+	u := &Upload{st: st, name: name, nuid: id, stream: payloadStream, parts: payloadParts(id)}
 	if summed {
 		u.sum = sha256.New()
 	}
-	return u, u.open()
+	return u, u.begin()
 }
 
-func (u *Upload) open() (err error) {
-	u.heard, u.changed = time.Now(), make(chan struct{}, 1)
+func (u *Upload) begin() (err error) {
+	u.heard, u.changed, u.open = time.Now(), make(chan struct{}, 1), make(map[int]func(error))
 	u.inbox, err = u.st.Open(u.deliver)
 	return err
 }
@@ -330,11 +328,11 @@ const partsAhead = 8
 // many there are. The subject must be a new one. The error is [ErrFull] or unavailable.
 func (st Store) StoreParts(ctx context.Context, stream, subject string, data []byte) (parts int, err error) {
 	u := &Upload{st: st, stream: stream, parts: subject}
-	if err := u.open(); err != nil {
+	if err := u.begin(); err != nil {
 		return 0, err
 	}
 	for piece := range slices.Chunk(data, st.PieceBytes()) {
-		if err = u.Write(piece); err == nil {
+		if err = u.Write(piece, nil); err == nil {
 			err = u.Wait(ctx, partsAhead)
 		}
 		if err != nil {
@@ -388,27 +386,30 @@ func (u *Upload) deliver(m *nats.Msg, err error) {
 	}
 	u.mu.Lock()
 	u.heard = time.Now()
-	u.stored++
+	stored := u.open[n]
+	delete(u.open, n)
 	if err != nil && u.err == nil {
 		u.err = err
 	}
 	u.mu.Unlock()
 	wake.Up(u.changed)
-	if u.acked != nil {
-		u.acked(n, err)
+	if stored != nil {
+		stored(err)
 	}
 }
 
-// Size returns the number of bytes that were written, and the time of the store's last answer.
-func (u *Upload) Size() (n int64, heard time.Time) {
+// Size returns the number of bytes that were written, that of pieces which are not stored yet, and
+// the time of the store's last answer.
+func (u *Upload) Size() (n int64, open int, heard time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.size, u.heard
+	return u.size, len(u.open), u.heard
 }
 
-// Write sends a piece, of at most [Store.PieceBytes], and does not wait until it is stored.
-// The piece may be used again. After an error nothing more is taken.
-func (u *Upload) Write(piece []byte) error {
+// Write sends a piece, of at most [Store.PieceBytes], and does not wait until it is stored: stored,
+// which may be nil and must not block, is called then with the error of that. The piece may be used
+// again. After an error nothing more is taken.
+func (u *Upload) Write(piece []byte, stored func(error)) error {
 	u.mu.Lock()
 	if u.err != nil {
 		defer u.mu.Unlock()
@@ -417,6 +418,7 @@ func (u *Upload) Write(piece []byte) error {
 	u.sent++
 	u.size += int64(len(piece))
 	n := u.sent
+	u.open[n] = stored
 	u.mu.Unlock()
 	if u.sum != nil {
 		u.sum.Write(piece)
@@ -437,7 +439,7 @@ func (u *Upload) wait(ctx context.Context, most int, refused bool) error {
 	defer timer.Stop()
 	for {
 		u.mu.Lock()
-		open, heard, err := u.sent-u.stored, u.heard, u.err
+		open, heard, err := len(u.open), u.heard, u.err
 		u.mu.Unlock()
 		if err != nil && !refused || open <= most {
 			return err
