@@ -133,7 +133,7 @@ func (v *View) left(tools, names patience) map[left]time.Duration {
 		}
 	}
 	unheard := func(n *nodeEntry) bool { return n.beat.Boot != string(n.record.Boot) || now.Sub(n.beatAt) >= LeaseTTL }
-	if v.hearsSince(now.Add(-LeaseTTL)) {
+	if recently := now.Add(-LeaseTTL); v.heartbeats.all != nil && !v.heartbeats.since.After(recently) && v.listensSince(recently) {
 		for id, n := range v.nodes {
 			if name, err := subjects.NodeKey(id); err == nil && n.leased && n.record.validFor() > LeaseTTL && now.Sub(n.since) >= LeaseTTL && unheard(n) {
 				add(left{Key: store.Key{Bucket: subjects.BucketNodes, Name: name}, node: id}, patience{})
@@ -170,12 +170,6 @@ func (v *View) left(tools, names patience) map[left]time.Duration {
 		add(left{Key: store.Key{Bucket: subjects.BucketIndexes, Name: name}}, names)
 	}
 	return all
-}
-
-// hearsSince reports whether the view has received the heartbeats of all nodes since a time.
-// The lock is held.
-func (v *View) hearsSince(t time.Time) bool {
-	return v.heartbeats.all != nil && !v.heartbeats.since.After(t) && v.listensSince(t)
 }
 
 // listensSince reports whether the view was connected all the time since. The lock is held.

@@ -231,7 +231,10 @@ func NewResponder(c Conn, view *View, store *Store) (*Responder, error) {
 	if err := b.Check(); err != nil {
 		return nil, err
 	}
-	r := &Responder{bus: b, view: view, store: store, searcher: newSearcher(view, store)}
+	r := &Responder{
+		bus: b, view: view, store: store,
+		searcher: &searcher{view: view, store: store, keep: indexesKept, scopes: make(map[subjects.SessionID]*searched)},
+	}
 	r.work.SetLimit(waiting)
 	sub, err := b.Conn().QueueSubscribe(subjects.AllRegistry, subjects.QueueGroup, r.receive)
 	if err != nil {

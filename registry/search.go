@@ -65,10 +65,6 @@ type searched struct {
 	again   time.Time           // when these are looked for again; zero: not
 }
 
-func newSearcher(v *View, s *Store) *searcher {
-	return &searcher{view: v, store: s, keep: indexesKept, scopes: make(map[subjects.SessionID]*searched)}
-}
-
 // document names a tool in one revision. Documents are in the order of ids.
 func document(id subjects.ToolID, digest string) string { return string(id) + "\x00" + digest }
 

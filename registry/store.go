@@ -86,14 +86,10 @@ func (s *Store) Descriptor(ctx context.Context, digest string) (*tool.Descriptor
 	}
 	d := all[digest]
 	if d == nil {
-		return nil, notStored(digest)
+		return nil, toolmesh.Errorf(toolmesh.CodeToolNotFound, "the registry holds no descriptor %s", digest).
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}
 	return d, nil
-}
-
-func notStored(digest string) error {
-	return toolmesh.Errorf(toolmesh.CodeToolNotFound, "the registry holds no descriptor %s", digest).
-		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 
 // descriptorsAtOnce is how many descriptors one read asks for.

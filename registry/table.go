@@ -72,12 +72,6 @@ type servedAs struct {
 	tool  *ToolRoute
 }
 
-func newTable() *table {
-	return &table{
-		records: make(map[string]*toolsEntry), scopes: make(map[scopeKey]*scope), lists: make(map[listKey]*toolList),
-	}
-}
-
 // errNoList is returned by [table.set] for an unknown list.
 var errNoList = errors.New("the list of tools is not known")
 

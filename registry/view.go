@@ -140,7 +140,8 @@ func OpenView(ctx context.Context, c Conn, options *ViewOptions) (*View, error) 
 	}
 	running, end := context.WithCancel(context.Background())
 	v := &View{
-		bus: store.Of(b), log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.checkEvery, 30*time.Second), sparing: o.Sparing, table: newTable(),
+		bus: store.Of(b), log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.checkEvery, 30*time.Second), sparing: o.Sparing,
+		table:  &table{records: make(map[string]*toolsEntry), scopes: make(map[scopeKey]*scope), lists: make(map[listKey]*toolList)},
 		wanted: make(map[listSum]*wantedList), follows: make(map[string]*follow),
 		nodes: make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
 		sessions: make(map[subjects.SessionID]SessionRecord), ended: make(map[subjects.SessionID]time.Time), tokens: make(map[string]TokenRecord), keys: make(map[string]string),

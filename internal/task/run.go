@@ -232,7 +232,14 @@ func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
 		if err != nil {
 			return nil, err
 		}
-		result, err := r.once(caller, &made, n, timeout, args, client.WhenReferred(held.free))
+		options := []client.CallOption{
+			client.WhenReferred(held.free), client.WithRPCID(made.callID(n)), client.WithTimeout(timeout), client.WithLineage(client.Lineage{Parent: made.Parent}),
+			client.NoWait(), client.Outlive(), client.WithProgress(r.progress),
+		}
+		if made.Key != "" {
+			options = append(options, client.WithIdempotencyKey(made.Key))
+		}
+		result, err := caller.Call(r.ctx, made.Tool, args, options...)
 		held.free()
 		e := toolmesh.AsError(err)
 		if e == nil || e.Code != toolmesh.CodeBusy || !waits(e) || !r.s.await(over, r.account, made.Priority) {
@@ -253,15 +260,6 @@ func (r *run) args(made *record, held *holding, fresh bool) (json.RawMessage, er
 		e = unavailable("%w", e).WithOrigin(toolmesh.OriginCaller)
 	}
 	return nil, e
-}
-
-// once makes a call.
-func (r *run) once(caller *client.Client, made *record, n int, timeout time.Duration, args json.RawMessage, referred client.CallOption) (*client.Result, error) {
-	options := []client.CallOption{referred, client.WithRPCID(made.callID(n)), client.WithTimeout(timeout), client.WithLineage(client.Lineage{Parent: made.Parent}), client.NoWait(), client.Outlive(), client.WithProgress(r.progress)}
-	if made.Key != "" {
-		options = append(options, client.WithIdempotencyKey(made.Key))
-	}
-	return caller.Call(r.ctx, made.Tool, args, options...)
 }
 
 // attend follows a call until r's context ends. It marks the task as running and tells the

@@ -88,7 +88,10 @@ func (s *Service) receive(m *nats.Msg) {
 
 // verbs are the requests about one task, and what they do to it.
 var verbs = map[string]func(*Service, context.Context, subjects.SessionID, *codec.TaskRequest) (*stored, error){
-	codec.TaskShow: (*Service).show, codec.TaskWait: (*Service).wait, codec.TaskCancel: (*Service).cancel, codec.TaskRetry: (*Service).retry,
+	codec.TaskShow: func(s *Service, ctx context.Context, session subjects.SessionID, q *codec.TaskRequest) (*stored, error) {
+		return s.mine(ctx, session, q.ID)
+	},
+	codec.TaskWait: (*Service).wait, codec.TaskCancel: (*Service).cancel, codec.TaskRetry: (*Service).retry,
 }
 
 func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec.TaskRequest, held *holding) (any, error) {
@@ -118,10 +121,6 @@ func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec
 		return nil, gone(err, subject.Session, q.ID)
 	}
 	return s.answerOf(ctx, t, subject.Verb, q, held)
-}
-
-func (s *Service) show(ctx context.Context, session subjects.SessionID, q *codec.TaskRequest) (*stored, error) {
-	return s.mine(ctx, session, q.ID)
 }
 
 // gone is the error for a task that does not exist.
