@@ -69,9 +69,6 @@ func (j *job) judgement() Verdict {
 	return j.verdict
 }
 
-// Active reports whether the quarantine is active.
-func (q *Quarantine) Active() bool { return q.active.Load() }
-
 // Suspect reports whether the tool's calls must run apart from those of other tools.
 func (q *Quarantine) Suspect() bool { return q.suspect.Load() }
 
