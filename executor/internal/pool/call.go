@@ -190,8 +190,11 @@ func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, e
 	if exceeded := j.breach.Load(); exceeded != nil {
 		return nil, Verdict{}, exceeded // not a crash: the tool stays in service
 	}
+	if j.err == nil {
+		j.verdict.blame = blameSurvived
+	}
 	body, err := j.outcome(ctx, refused)
-	return body, j.judgement(), err
+	return body, j.verdict, err
 }
 
 // outcome returns the end of the call to its caller.

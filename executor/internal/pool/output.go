@@ -29,10 +29,7 @@ func (w *worker) logged(h frame.Header, body []byte) {
 func (w *worker) settleOutput(flags uint8) {
 	async := w.pool.cfg.Async
 	for _, pipe := range w.pipes {
-		if !async || flags&frame.FlagRaw != 0 {
-			pipe.Flush()
-		}
-		pipe.Settle()
+		pipe.Settle(!async || flags&frame.FlagRaw != 0)
 	}
 	if !async {
 		w.tail.Forget()
