@@ -64,17 +64,14 @@ func (ix *Index) sessionPools() map[poolKey]*leased {
 // evict ends that of the sessions' pools that has been idle for longest, if there is one. poolsMu is
 // held.
 func (ix *Index) evict(all map[poolKey]*leased) bool {
-	var oldest poolKey
-	for key, own := range all {
-		if own.calls == 0 && time.Since(own.used) >= ix.x.opts.SessionHold && (all[oldest] == nil || own.used.Before(all[oldest].used)) {
-			oldest = key
-		}
-	}
-	own := all[oldest]
-	if own == nil {
+	idle := slices.DeleteFunc(slices.Collect(maps.Keys(all)), func(key poolKey) bool {
+		return all[key].calls > 0 || time.Since(all[key].used) < ix.x.opts.SessionHold
+	})
+	if len(idle) == 0 {
 		return false
 	}
-	ix.taken[oldest] = own.used
+	oldest := slices.MinFunc(idle, func(a, b poolKey) int { return all[a].used.Compare(all[b].used) })
+	ix.taken[oldest] = all[oldest].used
 	ix.endPool(oldest)
 	ix.log.Info("worker of an idle session was given to another session", slog.String("session", oldest.session))
 	return true

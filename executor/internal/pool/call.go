@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 	"github.com/toolmesh/toolmesh/executor/internal/frame"
@@ -110,6 +112,8 @@ type job struct {
 	to      *worker
 	crowded bool // that worker has many other calls
 
+	budget *rate.Limiter // of its output in frames; guarded by the worker's logMu
+
 	// Guarded by update.
 	worker  *worker // the same as to, while the worker has the call
 	before  uint64  // calls that its worker had started when this one was assigned, by its page
@@ -145,8 +149,9 @@ func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, e
 	j.deadline, _ = ctx.Deadline()
 	defer j.endNested()
 	if len(call.VarArgs) > 0 && string(call.VarArgs) != "[]" {
+		text := append(append([]byte(`{"varargs":`), call.VarArgs...), '}')
 		j.flags |= frame.FlagMeta
-		j.meta = metaOf(call.VarArgs)
+		j.meta = append(binary.LittleEndian.AppendUint32(nil, uint32(len(text))), text...) //nolint:gosec // bounded by the executor
 	}
 	if end, ok := ctx.Deadline(); ok { // a worker that is frozen until then does not start it
 		j.flags |= frame.FlagUntil
@@ -373,10 +378,4 @@ func (p *Pool) stopped(ctx context.Context, j *job) {
 	if killed {
 		j.err = j.err.WithDetail("killed", true)
 	}
-}
-
-// metaOf builds the meta block of a CALL body: length, then the JSON object.
-func metaOf(varargs json.RawMessage) []byte {
-	text := append(append([]byte(`{"varargs":`), varargs...), '}')
-	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(text))), text...) //nolint:gosec // bounded by the executor
 }

@@ -13,14 +13,24 @@ import (
 
 // logged passes a LOG frame on.
 func (w *worker) logged(h frame.Header, body []byte) {
-	record := output.RecordOf(h.Flags, body)
 	w.logMu.Lock()
+	defer w.logMu.Unlock()
 	j := w.find(h.ID)
+	budget := &w.budget
+	if j != nil {
+		budget = &j.budget
+	}
+	if *budget == nil {
+		*budget = output.NewBudget(2) // a worker keeps to half of it, unless code of the index writes its frames
+	}
+	if !(*budget).AllowN(time.Now(), len(body)) {
+		return
+	}
+	record := output.RecordOf(h.Flags, body)
 	if record.Stream == output.StreamStderr && j != nil {
 		w.tail.Add(body, j.Session)
 	}
 	w.hand(j, record)
-	w.logMu.Unlock()
 }
 
 // settleOutput passes on output that bypassed sys.stdout before a call's end. A worker of coroutines

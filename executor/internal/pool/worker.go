@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 	"github.com/toolmesh/toolmesh/executor/internal/frame"
@@ -40,7 +42,8 @@ type worker struct {
 	exit      sandbox.Exit // valid once it is being finished
 	finishing sync.Once
 
-	logMu sync.Mutex // orders output and the ends of calls
+	logMu  sync.Mutex    // orders output and the ends of calls
+	budget *rate.Limiter // of output in frames of no call
 
 	writeMu   sync.Mutex
 	buf       []byte // frames that are about to be written

@@ -5,19 +5,9 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 )
-
-// backstop is the memory that the system lets one process of a command reserve: far more than a
-// declared limit, which the watchdog enforces with its own error. 0 without a declared limit.
-func (r *run) backstop() int64 {
-	if r.declared.Memory == 0 {
-		return 0
-	}
-	return sandbox.Backstop(int64(min(r.declared.Memory, r.call.Limits.Memory)))
-}
 
 // patrol measures a command until it has ended. Too much processor time terminates it with
 // grace; too much memory or too many processes kill it at once.
@@ -31,7 +21,8 @@ func (r *run) patrol(every time.Duration) {
 				files, _ = look.Due(func() int64 { return sandbox.FilesOf(r.folder, r.proc.Pid(), limit) })
 			}
 		}
-		exceeded, end := cmp.Or(r.refused(), failure.Exceeded(r.call.Tool, limits, memory, u.Tasks, files)), r.proc.Kill
+		exceeded, end := failure.ByKernel(r.call.Tool, limits, r.group, 0, 0), r.proc.Kill
+		exceeded = cmp.Or(exceeded, failure.Exceeded(r.call.Tool, limits, memory, u.Tasks, files))
 		if exceeded == nil && limits.CPUTime > 0 && u.CPU > limits.CPUTime {
 			exceeded, end = failure.OutOfTime(r.call.Tool, limits.CPUTime, u.CPU), r.terminate
 		}
@@ -42,10 +33,4 @@ func (r *run) patrol(every time.Duration) {
 		}
 		return exceeded != nil
 	})
-}
-
-// refused is the error of a program if the kernel killed one of its processes for lack of
-// memory, or refused it one; else nil.
-func (r *run) refused() *toolmesh.Error {
-	return failure.ByKernel(r.call.Tool, r.call.Limits, r.group, 0, 0)
 }

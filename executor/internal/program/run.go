@@ -54,7 +54,10 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	if err != nil {
 		return nil, notStarted(err)
 	}
-	request.Level, request.OpenFiles, request.Memory, request.Argv = r.call.Sandbox, limits.OpenFiles, r.backstop(), r.call.Argv
+	request.Level, request.OpenFiles, request.Argv = r.call.Sandbox, limits.OpenFiles, r.call.Argv
+	if r.declared.Memory > 0 { // far more than the limit, which the watchdog enforces with its own error
+		request.Memory = sandbox.Backstop(int64(min(r.declared.Memory, limits.Memory)))
+	}
 	remove, err := request.Scratch(cfg.Scratch)
 	if err != nil {
 		return nil, notStarted(err)
@@ -102,7 +105,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	if exceeded := r.breach.Load(); exceeded != nil {
 		return nil, exceeded
 	}
-	if refused := r.refused(); refused != nil {
+	if refused := failure.ByKernel(r.call.Tool, limits, r.group, 0, 0); refused != nil {
 		return nil, refused
 	}
 	switch {
