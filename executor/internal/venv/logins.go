@@ -87,12 +87,13 @@ func (l logins) with(one login) (logins, error) {
 }
 
 // notes are the comments of a lock from which [Lock.logins] reads them.
-func (l logins) notes() (lines []string) {
-	for _, one := range l {
-		lines = append(lines, loginNote+one.address+": "+one.text+"\n")
+func (l logins) notes() string {
+	lines := make([]string, len(l))
+	for i, one := range l {
+		lines[i] = loginNote + one.address + ": " + one.text + "\n"
 	}
 	slices.Sort(lines)
-	return lines
+	return strings.Join(lines, "")
 }
 
 // logins are the credentials that a lock needs, with the values of vars.
@@ -130,21 +131,19 @@ func (l logins) files(dir string, environ []string) (env []string, err error) {
 	for _, file := range []struct{ variable, name, text string }{
 		{"NETRC", "netrc", netrc.String()}, {"UV_CONFIG_FILE", "uv.toml", ""}, {"GIT_CONFIG_VALUE_0", "gitconfig", git.String()},
 	} {
-		if own := lookup(environ, file.variable); own != "" && file.name != "gitconfig" {
+		if own := lookup(environ, file.variable); own != "" {
 			data, err := os.ReadFile(own) //nolint:gosec // of the operator
 			if err != nil {
 				return nil, failed(err, "", "the file that %s names cannot be read", file.variable)
 			}
 			file.text += string(data)
 		}
-		if file.text == "" {
-			continue
+		if path := filepath.Join(dir, file.name); file.text != "" {
+			if err := os.WriteFile(path, []byte(file.text), 0o600); err != nil {
+				return nil, err
+			}
+			env = append(env, file.variable+"="+path)
 		}
-		path := filepath.Join(dir, file.name)
-		if err := os.WriteFile(path, []byte(file.text), 0o600); err != nil {
-			return nil, err
-		}
-		env = append(env, file.variable+"="+path)
 	}
 	if git.Len() > 0 {
 		env = append(env, "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=include.path")

@@ -31,20 +31,46 @@ func TestConstraints(t *testing.T) {
 		{">3.11", "3.11.5", true},
 		{"<=3.12", "3.12.0", true},
 		{">=3.12.0rc1", "3.12.0", true},
+		{">= 3.9.*", "3.12.0", true},
+		{"3.12.*", "3.12.7", true},
+		{"===3.12.1", "3.12.1", true},
+		{"~3.11", "3.11.9", true},
+		{"~3.11", "3.12.0", false},
+		{"~3", "3.12.0", true},
+		{"~3.11.2", "3.11.1", false},
+		{"~3.11.2", "3.11.9", true},
+		{"*", "3.12.0", true},
+		{">=3.10,==3.*", "3.12.0", true},
+		{">=3.10,!=3.11.*,", "3.11.1", false},
 	} {
 		parsed, err := parseConstraint(c.constraint)
 		if err != nil {
 			t.Errorf("%q: %v", c.constraint, err)
 			continue
 		}
-		v, _, err := parseVersion(c.version)
-		if got := parsed.allows(v); err != nil || got != c.want {
+		if got := parsed.allows(c.version); got != c.want {
 			t.Errorf("%q allows %s: got %v, want %v", c.constraint, c.version, got, c.want)
 		}
 	}
 	for _, text := range []string{"three", ">=", "~=3", ">=x.y"} {
 		if _, err := parseConstraint(text); err == nil {
 			t.Errorf("%q was accepted", text)
+		}
+	}
+}
+
+// The Python that a lock is made for is the lowest that the declaration allows.
+func TestLowestPython(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]int{
+		"": oldest, ">=3.8": oldest, ">=3.11": 11, ">3.11": 11, "==3.12.4": 12, "3.12": 12, "^3.11": 11, "<3.13": oldest, "!=3.10.*": 11, ">=3.99": oldest,
+	} {
+		wanted, err := parseConstraint(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := wanted.lower(); got != want {
+			t.Errorf("%q: 3.%d, want 3.%d", text, got, want)
 		}
 	}
 }
