@@ -224,15 +224,12 @@ func (s *Store) build(ctx context.Context, sourceDir string, lock Lock, making M
 // removed: processes may be using it.
 func (s *Store) publish(beside string, at place, m marker, files listing) error {
 	if err := os.Rename(beside, at.env()); err != nil {
-		if _, there := os.Lstat(at.env()); there != nil {
-			return err
-		}
 		if _, invalid := s.verify(at); invalid == nil {
 			return nil
 		}
-		old, err := at.moveAway()
-		if err != nil {
-			return err
+		old, moved := at.moveAway()
+		if moved != nil {
+			return errors.Join(err, moved)
 		}
 		defer deep.RemoveAll(old) //nolint:errcheck // swept at the next start
 		if err := os.Rename(beside, at.env()); err != nil {

@@ -35,26 +35,19 @@ func newLogin(address, text string, vars map[string]string) (login, error) {
 	l := login{address: address, text: text}
 	parts := strings.SplitN(text, ":", 2)
 	for n, to := range []*string{&l.user, &l.password}[:len(parts)] {
-		m := variable.FindStringSubmatch(parts[n])
-		switch {
-		case m != nil && m[0] == parts[n]:
-			value, ok := vars[m[1]]
-			if !ok {
-				return l, fmt.Errorf("the index has no value for the variable %s: declare it in [[index.env]] of the manifest and install with --env %s", m[1], m[1])
-			}
-			if !clean(value) || strings.Contains(value, "\t") || value == "" {
-				return l, fmt.Errorf("the value of %s is empty or has a control character: install again with --env %s", m[1], m[1])
+		if m := variable.FindStringSubmatch(parts[n]); m != nil && m[0] == parts[n] {
+			value := vars[m[1]]
+			if value == "" || !clean(value) || strings.Contains(value, "\t") {
+				return l, fmt.Errorf("the index has no value for the variable %s, or one with a control character: declare it in [[index.env]] of the manifest and install with --env %s", m[1], m[1])
 			}
 			*to, l.secrets = value, append(l.secrets, value)
-		case literalPart.MatchString(parts[n]):
-			decoded, err := url.PathUnescape(parts[n])
-			if err != nil || !clean(decoded) {
-				return l, fmt.Errorf("its user information cannot be read")
-			}
-			*to = decoded
-		default:
+			continue
+		}
+		decoded, err := url.PathUnescape(parts[n])
+		if err != nil || !clean(decoded) || !literalPart.MatchString(parts[n]) {
 			return l, fmt.Errorf("its user information cannot be read: %s", wayOfLogins)
 		}
+		*to = decoded
 	}
 	if len(l.secrets) == 0 {
 		return l, fmt.Errorf("it contains a credential: %s", wayOfLogins)
