@@ -64,11 +64,17 @@ json.dump({"path": os.path.realpath(exe), "version": "%d.%d.%d" % sys.version_in
 // below it, 3.12 is 3.12.anything. Of Poetry, "^3.11" means ">=3.11,<4" and "~3.11" ">=3.11,<3.12".
 var loose = regexp.MustCompile(`^([=^~]?)\s*(\d+)(\.\d+)?((?:\.\d+)*)(?:\.\*)?$`)
 
+// maxConstraint bounds the work of comparing an author's text with many versions.
+const maxConstraint = 500
+
 // constraint is a list of clauses that must all hold.
 type constraint []*semver.Constraint
 
 // parseConstraint reads a constraint on Python of a pyproject.toml: clauses joined by commas.
 func parseConstraint(text string) (all constraint, err error) {
+	if len(text) > maxConstraint {
+		return nil, fmt.Errorf("it has more than %d characters", maxConstraint)
+	}
 	for clause := range strings.SplitSeq(strings.ReplaceAll(text, "===", "=="), ",") {
 		clauses := []string{strings.TrimSpace(clause)}
 		if m := loose.FindStringSubmatch(clauses[0]); m != nil {
@@ -116,7 +122,7 @@ func (c constraint) lower() int {
 func (s *Store) find(ctx context.Context, constraint string) (Interpreter, error) {
 	wanted, err := parseConstraint(constraint)
 	if err != nil {
-		return Interpreter{}, failed(nil, "", "the Python version %q cannot be parsed: %w; write for example \">=3.11\"", constraint, err)
+		return Interpreter{}, failed(nil, "", "the Python version %.200q cannot be parsed: %w; write for example \">=3.11\"", constraint, err)
 	}
 	var found []string
 	for i, err := range s.interpreters(ctx) {

@@ -1,6 +1,9 @@
 package venv
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 func TestConstraints(t *testing.T) {
 	t.Parallel()
@@ -52,7 +55,7 @@ func TestConstraints(t *testing.T) {
 			t.Errorf("%q allows %s: got %v, want %v", c.constraint, c.version, got, c.want)
 		}
 	}
-	for _, text := range []string{"three", ">=", "~=3", ">=x.y"} {
+	for _, text := range []string{"three", ">=", "~=3", ">=x.y", strings.Repeat(">=3,", maxConstraint/4) + ">=3"} {
 		if _, err := parseConstraint(text); err == nil {
 			t.Errorf("%q was accepted", text)
 		}
@@ -73,4 +76,16 @@ func TestLowestPython(t *testing.T) {
 			t.Errorf("%q: 3.%d, want 3.%d", text, got, want)
 		}
 	}
+}
+
+// A constraint is an author's text.
+func FuzzConstraints(f *testing.F) {
+	for _, text := range []string{"", ">=3.11,<4", "!=3.12.*", "~=3.11.2", "^3.11", "~3.11", "*", "===3.12.1", ">=3.12.0rc1", "1!3.11+local.1", ">=3.9.*", "<3.dev1,>3.post2", "==99999999999999999999.*", "!=*", "∞"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(_ *testing.T, text string) {
+		if parsed, err := parseConstraint(text); err == nil {
+			_ = parsed.lower()
+		}
+	})
 }
