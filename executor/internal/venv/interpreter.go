@@ -125,34 +125,31 @@ func (s *Store) find(ctx context.Context, constraint string) (Interpreter, error
 		return Interpreter{}, failed(nil, "", "the Python version %.200q cannot be parsed: %w; write for example \">=3.11\"", constraint, err)
 	}
 	var found []string
-	for i, err := range s.interpreters(ctx) {
-		if err != nil || wanted.allows(i.Version) {
-			return i, err
+	for i := range s.interpreters(ctx) {
+		if wanted.allows(i.Version) {
+			return i, nil
 		}
 		found = append(found, i.Version)
+	}
+	if ctx.Err() != nil {
+		return Interpreter{}, toolmesh.AsError(ctx.Err()).WithOrigin(toolmesh.OriginAgent)
 	}
 	slices.Sort(found)
 	return Interpreter{}, failed(nil, "", "interpreter not available: the index needs Python %s (found %s); install one and put it on the agent's PATH",
 		cmp.Or(constraint, "3.10 or newer"), cmp.Or(strings.Join(slices.Compact(found), ", "), "none")).WithDetail("python", constraint)
 }
 
-// interpreters yields the interpreters of this machine that can be used, the preferred ones
-// first, or the error that ended ctx.
-func (s *Store) interpreters(ctx context.Context) iter.Seq2[Interpreter, error] {
-	return func(yield func(Interpreter, error) bool) {
+// interpreters yields the interpreters of this machine that can be used until ctx ends, the
+// preferred ones first.
+func (s *Store) interpreters(ctx context.Context) iter.Seq[Interpreter] {
+	return func(yield func(Interpreter) bool) {
 		seen := map[string]bool{}
 		for _, candidate := range s.candidates() {
-			i, err := s.probe(ctx, candidate)
-			if err != nil {
-				yield(Interpreter{}, err)
-				return
-			}
-			if i == nil || seen[i.Path] {
-				continue
-			}
-			seen[i.Path] = true
-			if !yield(*i, nil) {
-				return
+			if i := s.probe(ctx, candidate); i != nil && !seen[i.Path] {
+				seen[i.Path] = true
+				if !yield(*i) {
+					return
+				}
 			}
 		}
 	}
@@ -192,18 +189,19 @@ func (s *Store) candidates() (files []string) {
 	return files
 }
 
-// probe runs a candidate and reads its version and platform; nil without an error if it cannot be used.
-func (s *Store) probe(ctx context.Context, candidate string) (*Interpreter, error) {
+// probe runs a candidate and reads its version and platform; nil if it cannot be used, or ctx has
+// ended.
+func (s *Store) probe(ctx context.Context, candidate string) *Interpreter {
 	s.probing.Lock()
 	defer s.probing.Unlock()
 	if i, ok := s.probed[candidate]; ok && (i == nil || i.unchanged()) {
-		return i, nil
+		return i
 	}
 	bounded, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	out, _, err := s.run(bounded, "", candidate, "-I", "-c", probe)
 	if ctx.Err() != nil {
-		return nil, toolmesh.AsError(ctx.Err()).WithOrigin(toolmesh.OriginAgent)
+		return nil
 	}
 	i := new(Interpreter)
 	if err == nil {
@@ -219,7 +217,7 @@ func (s *Store) probe(ctx context.Context, candidate string) (*Interpreter, erro
 		i = nil
 	}
 	s.probed[candidate] = i
-	return i, nil
+	return i
 }
 
 func isExecutable(file string) bool { return stampOf(file) != "" }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+
+	"deps.dev/util/semver"
 )
 
 var (
@@ -58,7 +60,10 @@ func release(line string) string {
 	if found == nil {
 		return ""
 	}
-	version := strings.ToLower(strings.TrimPrefix(found[2], "v"))
+	version := strings.ToLower(found[2])
+	if v, err := semver.PyPI.Parse(version); err == nil {
+		version = v.Canon(true)
+	}
 	for strings.HasSuffix(version, ".0") {
 		version = strings.TrimSuffix(version, ".0")
 	}

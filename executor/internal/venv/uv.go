@@ -48,10 +48,7 @@ func (s *Store) uv(ctx context.Context, progress Progress) (string, error) {
 	progress.report("uv", "running", 5)
 	var said string
 	var last error
-	for i, err := range s.interpreters(ctx) {
-		if err != nil {
-			return "", err
-		}
+	for i := range s.interpreters(ctx) {
 		if said, last = s.installUV(ctx, i.Path, folder); last == nil {
 			progress.report("uv", "done", 15)
 			return filepath.Join(folder, "bin", "uv"), nil
