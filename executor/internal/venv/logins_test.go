@@ -103,17 +103,21 @@ func TestPathsAndAddressesOfALock(t *testing.T) {
 func TestHashesOfALock(t *testing.T) {
 	t.Parallel()
 	lock := "bare==3 \\\n    --hash=sha256:11\n./here\nsix @ file:///t/six.whl \\\n    --hash=sha256:22\nb @ https://example.org/b.whl#subdirectory=x \\\n    --hash=sha256:33\n" +
-		"some-package==1.0.0 ; python_version > '3' \\\n    --hash=sha256:55\n" + "early==1.0rc1 \\\n    --hash=sha256:66\nlater==1.0.post1 \\\n    --hash=sha256:77\n"
+		"some-package==1.0.0 ; python_version > '3' \\\n    --hash=sha256:55\n" + "early==1.0rc1 \\\n    --hash=sha256:66\nlater==1.0.post1 \\\n    --hash=sha256:77\n" +
+		"long==1.0rc1 \\\n    --hash=sha256:88\nlocal==1.10+ubuntu.1 \\\n    --hash=sha256:99\nother==1.0.1 \\\n    --hash=sha256:00\n"
 	all := []requirement{
 		{name: "Some_Package", extras: "[x]", spec: "==1.0", hashes: []string{"sha256:aa", "sha512:bb"}},
 		{path: "six.whl", hashes: []string{"sha256:cc"}}, {name: "b", url: "https://example.org/b.whl", hashes: []string{"sha256:dd"}},
 		{name: "early", spec: "==1.0.0-RC.1", hashes: []string{"sha256:ee"}}, {name: "later", spec: "==v1-1", hashes: []string{"sha256:ff"}},
+		{name: "long", spec: "==1.0.0.0rc1", hashes: []string{"sha256:ab"}}, {name: "local", spec: "==1.10.0+Ubuntu-1", hashes: []string{"sha256:ac"}},
+		{name: "other", spec: "==1.1", hashes: []string{"sha256:ad"}},
 	}
 	got := packages([]byte(lock))
 	err := hold(got, all, "/t", false)
 	want := "bare==3 \\\n    --hash=sha256:11\n./here\nsix @ file:///t/six.whl \\\n    --hash=sha256:cc\nb @ https://example.org/b.whl#subdirectory=x \\\n    --hash=sha256:dd\n" +
 		"some-package==1.0.0 ; python_version > '3' \\\n    --hash=sha256:aa \\\n    --hash=sha512:bb\n" +
-		"early==1.0rc1 \\\n    --hash=sha256:ee\nlater==1.0.post1 \\\n    --hash=sha256:ff\n"
+		"early==1.0rc1 \\\n    --hash=sha256:ee\nlater==1.0.post1 \\\n    --hash=sha256:ff\n" +
+		"long==1.0rc1 \\\n    --hash=sha256:ab\nlocal==1.10+ubuntu.1 \\\n    --hash=sha256:ac\nother==1.0.1 \\\n    --hash=sha256:00\n"
 	if diff := cmp.Diff(want, textOf(got)); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}

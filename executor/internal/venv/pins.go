@@ -13,6 +13,7 @@ import (
 var (
 	exact      = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*===?\s*([^\s;,\\]+)`)
 	separator  = regexp.MustCompile(`[-_.]+`)
+	zeros      = regexp.MustCompile(`(?:\.0)+([a-z+]|\.[a-z]|$)`) // at the end of a version's numbers
 	hashOption = regexp.MustCompile(`--hash[= ]\s*(\S+)`)
 )
 
@@ -62,12 +63,9 @@ func release(line string) string {
 	}
 	version := strings.ToLower(found[2])
 	if v, err := semver.PyPI.Parse(version); err == nil {
-		version = v.Canon(true)
+		version = strings.NewReplacer("-", ".", "_", ".").Replace(v.Canon(true)) // of its local part
 	}
-	for strings.HasSuffix(version, ".0") {
-		version = strings.TrimSuffix(version, ".0")
-	}
-	return normalized(found[1]) + "==" + version
+	return normalized(found[1]) + "==" + zeros.ReplaceAllString(version, "$1")
 }
 
 // lockLine is one package of a lock.
