@@ -14,8 +14,6 @@ const (
 	AllBatches = "mesh.batch.*"
 	// AllTaskVerbs is answered by routers and agents, in the queue group.
 	AllTaskVerbs = "mesh.task.*.*"
-	// AllTaskEvents are for the processes that run tasks.
-	AllTaskEvents = "mesh.evt." + EventTask + ".*"
 	// AllCallEvents are the events that an audit keeps.
 	AllCallEvents = "mesh.evt." + EventCall + ".*"
 	// AllTasks and AllSchedules cover the streams of tasks.
@@ -45,11 +43,8 @@ const (
 	UserAuth = "$SYS.REQ.USER.AUTH"
 )
 
-// Kinds of events.
-const (
-	EventTask = "task" // a task was cancelled
-	EventCall = "call" // a call ended on a node
-)
+// EventCall is the kind of the event that a call ended on a node.
+const EventCall = "call"
 
 // CallEvents are the events of the calls of a session; of all sessions for an empty one.
 func CallEvents(session SessionID) (string, error) {
