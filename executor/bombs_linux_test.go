@@ -110,7 +110,7 @@ func peakOf(folder string, f func()) int {
 func TestBombsThatDeclareNothing(t *testing.T) {
 	for _, guard := range []string{"groups", "watchdog"} {
 		t.Run(guard, func(t *testing.T) {
-			x := newExecutor(t, func(o *executor.Options) { o.WithoutCgroups = guard == "watchdog" })
+			x := newExecutor(t, func(o *executor.Options) { o.Watched(guard == "watchdog") })
 			if guard == "groups" && x.MemoryGuard() == "watchdog" {
 				t.Skip("no control groups can be made here")
 			}
