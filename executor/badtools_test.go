@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -316,7 +317,7 @@ func runBad(t *testing.T, x *executor.Executor, bad badTool) time.Duration {
 		t.Errorf("the next call took %v", next)
 	}
 	// A loop that was cut off in a coroutine's worker still ends: its other calls go on first.
-	eventually(t, "no process is left but workers", func() bool { return len(leftovers(t, ix, root)) == 0 })
+	meshtest.Until(t, "no process is left but workers", func() bool { return len(leftovers(t, ix, root)) == 0 })
 	return next
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -260,7 +261,7 @@ func nothingSurvives(t *testing.T, c orphanCase, marker string) {
 		t.Errorf("got processes %q, want the root, %d workers and the base", words, len(orphanCalls))
 	}
 	var started []int
-	eventually(t, "what the tools start runs", func() bool {
+	meshtest.Until(t, "what the tools start runs", func() bool {
 		started = processes(t, "1000."+marker)
 		return len(started) == 3
 	})
@@ -276,7 +277,7 @@ func nothingSurvives(t *testing.T, c orphanCase, marker string) {
 	case c.level != sandbox.LevelReaper && words[1] != string(c.sandbox):
 		t.Skipf("the sandbox level %s is not available here", c.sandbox)
 	}
-	eventually(t, "all processes are gone", func() bool {
+	meshtest.Until(t, "all processes are gone", func() bool {
 		for _, pid := range append(pids, started...) {
 			if alive(pid) {
 				return false

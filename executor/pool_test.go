@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 const poolTools = `
@@ -116,7 +117,7 @@ func TestABlockedLoopGetsACompanion(t *testing.T) {
 		_, _ = ix.Call(ctx, executor.Call{Tool: "t.ablock"}, sink)
 	}()
 	<-sink.logged
-	eventually(t, "there is another worker", func() bool { return ix.Stats().Workers == 3 })
+	meshtest.Until(t, "there is another worker", func() bool { return ix.Stats().Workers == 3 })
 	mustCall(t, ix, "t.aok", `{"n":5}`, `5`)
 	cancel()
 	<-done
@@ -255,7 +256,7 @@ func TestCloseDrains(t *testing.T) {
 		_, err := call(t, ix, "t.nap", `{"n":0.2}`)
 		done <- err
 	}()
-	eventually(t, "the worker is busy", func() bool { return ix.Stats().Busy == 1 })
+	meshtest.Until(t, "the worker is busy", func() bool { return ix.Stats().Busy == 1 })
 	pids := ix.Stats().Pids
 	if err := ix.Close(t.Context()); err != nil {
 		t.Errorf("close: %v", err)

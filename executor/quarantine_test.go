@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 const fatalTools = `
@@ -105,7 +106,7 @@ func TestTheInnocentAreNotQuarantined(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "the tool that crashes is in quarantine", func() bool {
+	meshtest.Until(t, "the tool that crashes is in quarantine", func() bool {
 		_, err := call(t, ix, "t.adie", `{}`)
 		return toolmesh.CodeOf(err) == toolmesh.CodeUnavailable
 	})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // Changes of a tool to the modules that it shares with its worker affect only the two: the
@@ -57,7 +58,7 @@ func TestAToolCannotKillItsNeighbours(t *testing.T) {
 		_, err := ix.Call(ctx, executor.Call{Tool: "bad.sleeps"}, nil)
 		slept <- err
 	}()
-	eventually(t, "a neighbour runs", func() bool { return ix.Stats().Busy == 1 })
+	meshtest.Until(t, "a neighbour runs", func() bool { return ix.Stats().Busy == 1 })
 	if e := mustFail(t, ix, "bad.kills_the_zygote", `{}`, toolmesh.CodeToolError); e.Type != "PermissionError" {
 		t.Errorf("got %s, want PermissionError", e.Type)
 	}
