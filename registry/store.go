@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -68,12 +69,25 @@ func (s *Store) putDescriptor(ctx context.Context, digest string, d *tool.Descri
 	if err != nil {
 		return err
 	}
-	key := store.Key{Bucket: subjects.BucketSchemas, Name: digest}
-	if _, err := s.bus.Create(ctx, key, data, 0); err != nil && !errors.Is(err, store.ErrConflict) {
+	if err := putSchema(ctx, s.bus, digest, data); err != nil {
 		return fmt.Errorf("publish the descriptor of tool %q: %w", d.ID, err)
 	}
 	s.cache.put(digest, d, len(data))
 	return nil
+}
+
+// putSchema stores data under its digest, in place of what another process may have written there.
+func putSchema(ctx context.Context, b store.Store, digest string, data []byte) error {
+	key := store.Key{Bucket: subjects.BucketSchemas, Name: digest}
+	_, err := b.Create(ctx, key, data, 0)
+	if !errors.Is(err, store.ErrConflict) {
+		return err
+	}
+	there, err := b.Latest(ctx, key)
+	if err == nil && !bytes.Equal(there.Value, data) {
+		_, err = b.Put(ctx, key, data, 0)
+	}
+	return err
 }
 
 // Descriptor returns the descriptor of a digest, from the cache if it was read
