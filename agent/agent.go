@@ -132,7 +132,10 @@ type Agent struct {
 	running atomic.Pointer[deploy.Manager] // nil until Start is done
 	served  atomic.Bool                    // all that was installed at the start has been built, or failed to be
 
-	instances openInstances
+	instances struct { // imported and not closed
+		sync.Mutex
+		open map[*instance]struct{}
+	}
 	published published
 	noticed   chan struct{} // of capacity 1: an instance is to be published again
 

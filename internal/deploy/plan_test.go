@@ -87,7 +87,7 @@ func TestBuildsThatAreNotAllowedAreRefusedWithTheirPlan(t *testing.T) {
 func TestIndexInstalledWithoutBuildsIsMadeWithoutThem(t *testing.T) {
 	n := start(t, meshtest.Broker(t), "")
 	seen := make(chan bool, 2)
-	n.workshop.set(func(ctx context.Context, _ deploy.Build) error { seen <- deploy.WithoutBuilds(ctx); return nil }, nil)
+	n.workshop.set(func(_ context.Context, b deploy.Build) error { seen <- b.NoBuild; return nil }, nil)
 	n.mustInstall(t, deploy.Request{Source: "file://" + repository(t, "plain", map[string]string{"tools.toml": oneTool}), NoBuild: true})
 	if !<-seen {
 		t.Error("the environment was made with builds")
@@ -95,8 +95,8 @@ func TestIndexInstalledWithoutBuildsIsMadeWithoutThem(t *testing.T) {
 }
 
 // Lock builds where the source has a file setup.py, unless it must not.
-func (w *workshop) Lock(ctx context.Context, dir string, _ *index.Manifest, _ map[string]string, _ deploy.Progress) ([]byte, error) {
-	if _, err := os.Stat(filepath.Join(dir, "setup.py")); err == nil && deploy.WithoutBuilds(ctx) {
+func (w *workshop) Lock(_ context.Context, b deploy.Build, _ deploy.Progress) ([]byte, error) {
+	if _, err := os.Stat(filepath.Join(b.Dir, "setup.py")); err == nil && b.NoBuild {
 		return nil, builds("setup.py")
 	}
 	return []byte("{}\n"), nil
