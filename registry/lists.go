@@ -24,8 +24,6 @@ import (
 const (
 	// sharedFrom is the min size in bytes of a list that is stored by itself.
 	sharedFrom = 1 << 10
-	// listsAtOnce is how many lists one read asks for.
-	listsAtOnce = 256
 	// listTries is how often a missing list is read at short intervals: its node stored it
 	// before its record, but a replica may lag.
 	listTries = 10
@@ -139,7 +137,7 @@ func (v *View) readLists(ctx context.Context, look bool) error {
 		}
 	}
 	v.mu.RUnlock()
-	for some := range slices.Chunk(names, listsAtOnce) {
+	for some := range slices.Chunk(names, schemasAtOnce) {
 		q := store.Query{Stream: subjects.KVStream(subjects.BucketSchemas), Last: some}
 		for m, err := range values(ctx, v.bus, subjects.BucketSchemas, q) {
 			if err != nil {

@@ -106,8 +106,8 @@ func (s *Store) Descriptor(ctx context.Context, digest string) (*tool.Descriptor
 	return d, nil
 }
 
-// descriptorsAtOnce is how many descriptors one read asks for.
-const descriptorsAtOnce = 256
+// schemasAtOnce is how many descriptors, or lists of tools, one read asks for.
+const schemasAtOnce = 256
 
 // Descriptors returns the descriptors of many digests with few reads. A digest
 // that is not stored, or whose descriptor is damaged, is missing in the result.
@@ -127,7 +127,7 @@ func (s *Store) Descriptors(ctx context.Context, digests []string) (map[string]*
 		asked[digest] = true
 		missing = append(missing, subjects.KVSubject(subjects.BucketSchemas, digest))
 	}
-	for some := range slices.Chunk(missing, descriptorsAtOnce) {
+	for some := range slices.Chunk(missing, schemasAtOnce) {
 		q := store.Query{Stream: subjects.KVStream(subjects.BucketSchemas), Last: some}
 		for m, err := range values(ctx, s.bus, subjects.BucketSchemas, q) {
 			if err != nil {
