@@ -15,7 +15,6 @@ const (
 
 	AllCtl        = "mesh.ctl.>"                             // cancels of callers that do not know the node
 	AllHeartbeats = "mesh.hb.*"                              // of every node
-	AllTaskEvents = "mesh.evt." + EventTask + ".*"           // for the processes that run tasks
 	AllCallEvents = "mesh.evt." + EventCall + ".*"           // for an audit
 	AllTasks      = "mesh.tasks.*.*.*.*"                     // the stream of tasks
 	AllSchedules  = "mesh.schedules.*.*.*"                   // that of schedules
@@ -35,11 +34,8 @@ const (
 	UserAuth = "$SYS.REQ.USER.AUTH"
 )
 
-// Kinds of events.
-const (
-	EventTask = "task" // a task was cancelled
-	EventCall = "call" // a call ended on a node
-)
+// EventCall is the kind of the event that a call ended on a node.
+const EventCall = "call"
 
 // CallEvents are the events of the calls of a session; of all sessions for an empty one.
 func CallEvents(session SessionID) (string, error) {
