@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -168,7 +170,7 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 		dir = real // other users, as which tools may run, see it where it is
 	}
 	m, err := member.New(nc, member.Options{
-		Type: "agent.Options", SessionPolicy: o.SessionPolicy, Store: o.StoreOptions, View: registry.ViewOptions{Sparing: true}, Logger: o.Logger,
+		Type: "agent.Options", SessionPolicy: o.SessionPolicy, Store: o.StoreOptions, View: registry.ViewOptions{Sparing: true, Reaps: true}, Logger: o.Logger,
 	})
 	if err != nil {
 		return nil, err
@@ -234,7 +236,6 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	})
 	a.deploy.Start()
 	a.watch.Go(a.publishNotices)
-	a.watch.Go(func() { sweep(a.base, a.member.Store, a.log) })
 	ready, remove := a.deploy.Ready, a.executor.RemoveUnused
 	a.watch.Go(func() { tidy(a.base, ready, remove, a.opts.EnvironmentAge) })
 	if err = a.subscribeAdmin(); err != nil {
@@ -322,14 +323,11 @@ func (a *Agent) release(ctx context.Context) error {
 }
 
 // queued is the number of admitted calls that wait for a worker or for a command's slot.
-func (a *Agent) queued() int {
-	n := 0
-	for _, i := range a.indexes() {
-		n += i.Stats().Waiting
-	}
-	a.instances.Lock()
-	defer a.instances.Unlock()
-	for i := range a.instances.open {
+func (a *Agent) queued() (n int) {
+	for _, i := range a.open() {
+		if i.index != nil {
+			n += i.index.Stats().Waiting
+		}
 		if i.commands != nil {
 			n += i.commands.Waiting()
 		}
@@ -337,15 +335,9 @@ func (a *Agent) queued() int {
 	return n
 }
 
-// indexes are the open ones that have workers: those of commands alone have none.
-func (a *Agent) indexes() []*executor.Index {
+// open are the instances that are imported and not closed.
+func (a *Agent) open() []*instance {
 	a.instances.Lock()
 	defer a.instances.Unlock()
-	var all []*executor.Index
-	for i := range a.instances.open {
-		if i.index != nil {
-			all = append(all, i.index)
-		}
-	}
-	return all
+	return slices.Collect(maps.Keys(a.instances.open))
 }

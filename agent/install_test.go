@@ -232,7 +232,7 @@ func TestBadInputLeavesNothing(t *testing.T) {
 func prepared(t *testing.T, dir string) {
 	t.Helper()
 	meshtest.Until(t, "what an agent prepares at its start is there", func() bool {
-		compiled, _ := filepath.Glob(filepath.Join(dir, "executor", "worker", "*", "compiled.*"))
+		compiled, _ := filepath.Glob(filepath.Join(dir, "executor", "worker", "*", "__pycache__", "compiled.*"))
 		return len(compiled) > 0 && len(processesOf(t, dir)) == 0
 	})
 }

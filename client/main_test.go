@@ -194,7 +194,7 @@ func (d *tools) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *node {
 	}
 	testmesh.Start(t, h)
 	if nc.IsConnected() {
-		meshtest.Until(t, "the node has joined", func() bool { return h.Figures().Joined })
+		meshtest.Until(t, "the node has joined", func() bool { return h.Unready() == nil })
 	}
 	return &node{h, nc}
 }
@@ -208,7 +208,7 @@ func answerRegistry(t *testing.T, nc *nats.Conn) *registry.View {
 	}
 	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
-	responder, err := registry.NewResponder(b, view, testmesh.Store(t, b), nil)
+	responder, err := registry.NewResponder(b, view, testmesh.Store(t, b))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -336,8 +336,8 @@ func TestIndexesOutliveTheirBase(t *testing.T) {
 			if log.has("starts an interpreter of its own") {
 				t.Error("the second index is no copy of the new base")
 			}
-			before := first.Stats()
-			if err := syscall.Kill(before.Root, syscall.SIGKILL); err != nil {
+			before, root := first.Stats(), rootOf(first)
+			if err := syscall.Kill(root, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
 			meshtest.Until(t, "the processes below the killed root are gone", func() bool {
@@ -346,7 +346,7 @@ func TestIndexesOutliveTheirBase(t *testing.T) {
 						return false
 					}
 				}
-				return !alive(before.Root)
+				return !alive(root)
 			})
 			mustCall(t, second, "t.one", `{}`, `1`)
 			meshtest.Until(t, "the index is served again", func() bool {
@@ -369,15 +369,15 @@ func TestABaseEndsWithItsExecutor(t *testing.T) {
 	}
 	ix := openModule(t, x, "def one(): return 1", "one")
 	base := log.bases()
-	s := ix.Stats()
-	if len(base) != 1 || !alive(base[0]) || !alive(s.Root) {
-		t.Fatalf("base %v, root %d: not alive", base, s.Root)
+	root := rootOf(ix)
+	if len(base) != 1 || !alive(base[0]) || !alive(root) {
+		t.Fatalf("base %v, root %d: not alive", base, root)
 	}
 	if err := ix.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if alive(s.Root) || !alive(base[0]) {
-		t.Errorf("after the index's end its root lives: %v, the base lives: %v", alive(s.Root), alive(base[0]))
+	if alive(root) || !alive(base[0]) {
+		t.Errorf("after the index's end its root lives: %v, the base lives: %v", alive(root), alive(base[0]))
 	}
 	if err := x.Close(); err != nil {
 		t.Fatal(err)

@@ -114,7 +114,7 @@ func TestBombsThatDeclareNothing(t *testing.T) {
 			if guard == "watchdog" && !meshtest.Soak() && sharedExecutor(t).MemoryGuard() != "watchdog" {
 				t.Skip("here there are control groups: make soak")
 			}
-			x := newExecutor(t, func(o *executor.Options) { o.WithoutCgroups = guard == "watchdog" })
+			x := newExecutor(t, func(o *executor.Options) { o.Watched(guard == "watchdog") })
 			if guard == "groups" && x.MemoryGuard() == "watchdog" {
 				t.Skip("no control groups can be made here")
 			}

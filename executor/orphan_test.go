@@ -19,6 +19,23 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
+// rootOf is the process above all workers of an index; 0 without workers.
+func rootOf(ix *executor.Index) (root int) {
+	for _, pid := range ix.Stats().Pids {
+		for pid > 0 && pid != os.Getpid() {
+			root = pid
+			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+			_, parent, _ := strings.Cut(string(status), "\nPPid:\t")
+			pid = 0 // unless it has a parent
+			_, _ = fmt.Sscan(parent, &pid)
+		}
+		if pid > 0 {
+			return root
+		}
+	}
+	return 0
+}
+
 // alive reports whether a process exists and is not a zombie.
 func alive(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -130,7 +147,7 @@ func beAgent(dir string) {
 	}
 	s := ix.Stats()
 	effective, _ := x.Sandbox()
-	fmt.Println(x.Level(), effective, s.Root, strings.Trim(fmt.Sprint(append(s.Pids, bases...)), "[]"))
+	fmt.Println(x.Level(), effective, rootOf(ix), strings.Trim(fmt.Sprint(append(s.Pids, bases...)), "[]"))
 	select {}
 }
 

@@ -179,7 +179,7 @@ func TestKillingTheZygoteCostsOnlyTheCallsInFlight(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, sharedExecutor(t), poolTools, poolNames...)
 	done := begin(t, ix)
-	root := ix.Stats().Root
+	root := rootOf(ix)
 	if err := syscall.Kill(root, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func TestKillingTheZygoteCostsOnlyTheCallsInFlight(t *testing.T) {
 	}
 	mustCall(t, ix, "t.echo", `{"n":1}`, `{"n":1,"text":""}`)
 	mustCall(t, ix, "t.aecho", `{"n":1}`, `{"n":1,"text":""}`)
-	if now := ix.Stats().Root; now == root || now == 0 {
+	if now := rootOf(ix); now == root || now == 0 {
 		t.Errorf("root %d after %d was killed", now, root)
 	}
 }
@@ -277,7 +277,7 @@ func TestExecutorCloseCutsCallsOff(t *testing.T) {
 	ix := openModule(t, x, poolTools, poolNames...)
 	mustCall(t, ix, "t.orphan", `{}`, `1`)
 	done := begin(t, ix)
-	pids := append(ix.Stats().Pids, ix.Stats().Root)
+	pids := append(ix.Stats().Pids, rootOf(ix))
 	if err := x.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func TestAToolCannotKillItsNeighbours(t *testing.T) {
 	if effective == "none" {
 		t.Skip("no sandbox here")
 	}
-	root := ix.Stats().Root
+	root := rootOf(ix)
 	ctx, cancel := context.WithCancel(t.Context())
 	slept := make(chan error, 1)
 	go func() {
@@ -64,7 +64,7 @@ func TestAToolCannotKillItsNeighbours(t *testing.T) {
 	}
 	mustCall(t, ix, "bad.kills_all", `{}`, `null`) // the system does not report skipped processes
 	mustCall(t, ix, "bad.ok", `{}`, `1`)
-	if s := ix.Stats(); s.Restarts != 0 || s.Root != root || s.Busy != 1 {
+	if s := ix.Stats(); s.Restarts != 0 || rootOf(ix) != root || s.Busy != 1 {
 		t.Errorf("got %+v, want the processes of the beginning", s)
 	}
 	cancel()

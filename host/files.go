@@ -29,7 +29,6 @@ type nestedFiles struct {
 
 type nestedFile struct {
 	*store.Upload
-	name string
 	size int64
 }
 
@@ -47,7 +46,7 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 	if f == nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker sends a file %q that it has not begun", what)
 	}
-	have, _ := f.Size()
+	have, _, _ := f.Size()
 	switch {
 	case verb == "piece" && have+int64(len(body)) > f.size:
 		return nil, toolmesh.Errorf(toolmesh.CodeToolError, "the file grew beyond its %d bytes while it was sent", f.size)
@@ -55,7 +54,7 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 		if err := f.Wait(ctx, fileWindow-1); err != nil {
 			return nil, err
 		}
-		return []byte("{}"), f.Write(body)
+		return []byte("{}"), f.Write(body, nil)
 	case verb != "end":
 		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker asks %q of a file", what)
 	case have != f.size:
@@ -90,7 +89,7 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 	if err := h.payloads.Room(ctx, account, about.Size); err != nil {
 		return nil, err
 	}
-	u, err := store.Of(h.bus).NewUpload(name, account, true, nil)
+	u, err := store.Of(h.bus).NewUpload(name, account, true)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +100,7 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 	}
 	n.files.last++
 	id := strconv.Itoa(n.files.last)
-	n.files.uploads[id] = &nestedFile{u, name, about.Size}
+	n.files.uploads[id] = &nestedFile{u, about.Size}
 	return []byte(id), nil
 }
 

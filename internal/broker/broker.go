@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -69,11 +70,7 @@ func Start(ctx context.Context, o Options) (*Broker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("configure the broker: %w", err)
 	}
-	logger := o.Logger
-	if logger == nil {
-		logger = slog.New(slog.DiscardHandler)
-	}
-	log := &serverLog{log: logger}
+	log := &serverLog{log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler))}
 	srv.SetLoggerV2(log, o.Debug, false, false)
 
 	b := &Broker{srv: srv}
@@ -91,28 +88,25 @@ func (o Options) serverOptions() (*server.Options, error) {
 	if o.StoreDir == "" {
 		return nil, errors.New("broker: Options.StoreDir is required")
 	}
-	if o.Listen == "" {
-		o.Listen = "127.0.0.1:0"
-	}
-	host, port, err := splitAddress(o.Listen)
+	host, port, err := splitAddress(cmp.Or(o.Listen, "127.0.0.1:0"))
 	if err != nil {
 		return nil, fmt.Errorf("broker: Options.Listen: %w", err)
 	}
 	opts := &server.Options{
-		ServerName:             defaulted(o.Name, "mesh"),
+		ServerName:             cmp.Or(o.Name, "mesh"),
 		Host:                   host,
 		Port:                   port,
 		NoSigs:                 true,
 		JetStream:              true,
 		StoreDir:               o.StoreDir,
-		JetStreamMaxMemory:     defaulted(o.MaxMemory, DefaultMaxMemory),
-		JetStreamMaxStore:      defaulted(o.MaxStore, DefaultMaxStore),
+		JetStreamMaxMemory:     cmp.Or(o.MaxMemory, DefaultMaxMemory),
+		JetStreamMaxStore:      cmp.Or(o.MaxStore, DefaultMaxStore),
 		PingInterval:           10 * time.Second,
 		DisableJetStreamBanner: true,
 		// The password hashing of other people's users is slow on small machines.
 		AuthTimeout: 5,
 	}
-	maxPayload := defaulted(o.MaxPayload, 1<<20)
+	maxPayload := cmp.Or(o.MaxPayload, 1<<20)
 	if maxPayload < 1<<10 || maxPayload > 64<<20 {
 		return nil, fmt.Errorf("broker: Options.MaxPayload is %d: between 1 KiB and 64 MiB is possible", maxPayload)
 	}
@@ -201,14 +195,6 @@ func (b *Broker) Shutdown() {
 	})
 }
 
-func defaulted[T comparable](value, fallback T) T {
-	var zero T
-	if value == zero {
-		return fallback
-	}
-	return value
-}
-
 // serverLog writes nats-server's log to slog and keeps fatal errors: nats-server's own logger would
 // end the process there.
 type serverLog struct {
@@ -224,23 +210,18 @@ func (l *serverLog) Noticef(format string, v ...any) {
 	l.log.Debug(logMessage, slog.String("text", fmt.Sprintf(format, v...)))
 }
 
-func (l *serverLog) Warnf(format string, v ...any) {
-	text := fmt.Sprintf(format, v...)
-	l.log.Log(context.Background(), levelOf(text, slog.LevelWarn), logMessage, slog.String("text", text))
-}
-
+func (l *serverLog) Warnf(format string, v ...any) { l.line(slog.LevelWarn, fmt.Sprintf(format, v...)) }
 func (l *serverLog) Errorf(format string, v ...any) {
-	text := fmt.Sprintf(format, v...)
-	l.log.Log(context.Background(), levelOf(text, slog.LevelError), logMessage, slog.String("text", text))
+	l.line(slog.LevelError, fmt.Sprintf(format, v...))
 }
 
-// levelOf returns the level of a line that the server writes at level. Lines about a refused key are
-// of level debug: any stranger causes them, and the client is told why.
-func levelOf(text string, level slog.Level) slog.Level {
+// line writes a line of the server. Lines about a refused key are of level debug: any stranger causes
+// them, and the client is told why.
+func (l *serverLog) line(level slog.Level, text string) {
 	if strings.Contains(text, server.ErrAuthentication.Error()) || strings.Contains(text, "Auth callout service returned an error") {
-		return slog.LevelDebug
+		level = slog.LevelDebug
 	}
-	return level
+	l.log.Log(context.Background(), level, logMessage, slog.String("text", text))
 }
 
 func (l *serverLog) Debugf(format string, v ...any) { l.Noticef(format, v...) }

@@ -64,10 +64,9 @@ func (t MeshTime) Millis() (now, bound int64) {
 
 // clock measures the broker's time against the local monotonic clock.
 type clock struct {
-	base     time.Time    // monotonic zero
-	lastTick atomic.Int64 // monotonic time of the last tick
+	lastTick atomic.Int64 // the last tick, as [Mono]
 	lastWall atomic.Int64 // unix time of it: the monotonic clock stops while a machine sleeps
-	lastStop atomic.Int64 // monotonic time at which the last stall was seen; 0 = never
+	lastStop atomic.Int64 // when the last stall was seen, as [Mono]; 0 = never
 	kick     chan struct{}
 	told     string       // the subject at which nodes tell it, see [Options.Caller]
 	denied   time.Time    // of the connection that may not ask the broker; measureTime only
@@ -85,14 +84,13 @@ type clock struct {
 }
 
 func (c *clock) init() {
-	c.base = time.Now()
 	c.kick = make(chan struct{}, 1)
 	c.changed = make(chan struct{})
 	c.ticked()
 	c.invalidate(0)
 }
 
-func (c *clock) mono() time.Duration { return time.Since(c.base) }
+func (c *clock) mono() time.Duration { return time.Duration(Mono(time.Now())) }
 
 func (c *clock) ticked() {
 	c.lastTick.Store(int64(c.mono()))
@@ -191,7 +189,7 @@ func (b *Bus) StalledSince(t time.Time) bool {
 		return true
 	}
 	seen := b.clock.lastStop.Load()
-	return seen != 0 && time.Duration(seen) >= t.Sub(b.clock.base)
+	return seen != 0 && seen >= Mono(t)
 }
 
 // tick is the goroutine that sees whether the process runs.
@@ -210,7 +208,7 @@ func (b *Bus) tick() {
 			c.ticked()
 			continue
 		}
-		c.lastStop.Store(max(int64(c.mono()), 1))
+		c.lastStop.Store(int64(c.mono()))
 		c.invalidate(length)
 		// Last, so that StalledSince sees one of the two at any time.
 		c.ticked()
@@ -271,11 +269,11 @@ func (b *Bus) measure() error {
 	var err error
 	sent, made := c.mono(), b.State().Since
 	if c.told != "" {
-		now, bound, err = b.toldTime(c.told)
+		now, bound, err = b.askTime(c.told)
 	}
 	if (c.told == "" || err != nil) && !made.Equal(c.denied) {
-		sent, bound = c.mono(), 0
-		if now, err = b.brokerTime(); refusesTime(err) {
+		sent = c.mono()
+		if now, bound, err = b.askTime(subjects.UserInfo); refusesTime(err) {
 			c.denied = made
 		}
 	}
@@ -298,31 +296,12 @@ func (b *Bus) measure() error {
 	return err
 }
 
-// brokerTime is the time by the answer of the NATS server.
-func (b *Bus) brokerTime() (time.Time, error) {
-	ctx, cancel := context.WithTimeout(b.ctx, timeTimeout)
-	defer cancel()
-	m, err := b.Request(ctx, nats.NewMsg(subjects.UserInfo))
-	if err != nil {
-		return time.Time{}, err
-	}
-	var info struct {
-		Server struct {
-			Time time.Time `json:"time"`
-		} `json:"server"`
-	}
-	if json.Unmarshal(m.Data, &info) != nil || info.Server.Time.IsZero() {
-		return time.Time{}, toolmesh.Errorf(toolmesh.CodeProtocolError, "the broker's answer holds no time")
-	}
-	return info.Server.Time, nil
-}
-
 // lastMilli is a unix time in ms, of the year 2248, beyond which nanoseconds soon overflow.
 const lastMilli = 1 << 43
 
-// toldTime is the time by the answer of a node. A frozen one gives none, and takes nothing of
-// the time that the broker has to answer.
-func (b *Bus) toldTime(subject string) (now time.Time, bound time.Duration, err error) {
+// askTime is the time by the answer of a node or, at [subjects.UserInfo], of the NATS server. A frozen
+// node gives none, and takes nothing of the time that the server has to answer.
+func (b *Bus) askTime(subject string) (now time.Time, bound time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(b.ctx, timeTimeout)
 	defer cancel()
 	m, err := b.Request(ctx, nats.NewMsg(subject))
@@ -330,11 +309,18 @@ func (b *Bus) toldTime(subject string) (now time.Time, bound time.Duration, err 
 		return now, 0, err
 	}
 	var told struct {
-		Now   int64 `json:"now_ms"`
-		Bound int64 `json:"bound_ms"`
+		Now    int64 `json:"now_ms"`
+		Bound  int64 `json:"bound_ms"`
+		Server struct {
+			Time time.Time `json:"time"`
+		} `json:"server"`
 	}
-	if json.Unmarshal(m.Data, &told) != nil || told.Now <= 0 || told.Now >= lastMilli || told.Bound < 0 {
-		return now, 0, toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh does not know the broker's time")
+	err = json.Unmarshal(m.Data, &told)
+	switch {
+	case err == nil && !told.Server.Time.IsZero():
+		return told.Server.Time, 0, nil
+	case err == nil && told.Now > 0 && told.Now < lastMilli && told.Bound >= 0:
+		return time.UnixMilli(told.Now), toolmesh.Millis(told.Bound), nil
 	}
-	return time.UnixMilli(told.Now), toolmesh.Millis(told.Bound), nil
+	return now, 0, toolmesh.Errorf(toolmesh.CodeUnavailable, "the answer to the question for the broker's time holds none")
 }

@@ -28,7 +28,7 @@ func (n *node) bundles(t *testing.T) []string {
 	}
 	digests := make([]string, 0, len(all))
 	for _, b := range all {
-		digests = append(digests, b.Digest)
+		digests = append(digests, b.Name)
 	}
 	slices.Sort(digests)
 	return digests
@@ -174,7 +174,7 @@ func TestInstallChecksItsBundle(t *testing.T) {
 				continue
 			}
 			for _, b := range all {
-				if !named[b.Digest] {
+				if !named[b.Name] {
 					_ = store.Of(n.bus).DropBundle(t.Context(), b)
 				}
 			}
