@@ -1,6 +1,7 @@
 package render
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strings"
@@ -432,10 +433,7 @@ func (s *strictWriter) alternatives(o *object, word, path string, depth int) *ob
 			out = newObject("anyOf", []any{out})
 		}
 		out = out.clone()
-		if text == "" {
-			text = out.text("description")
-		}
-		out.setText(text, o)
+		out.setText(cmp.Or(text, out.text("description")), o)
 	}
 	if null && !s.takesNull(out) {
 		out = orNull(out)
