@@ -2,9 +2,9 @@ package search
 
 import (
 	"cmp"
+	"container/heap"
 	"iter"
 	"math"
-	"slices"
 	"strings"
 )
 
@@ -189,12 +189,27 @@ type hit struct {
 	score float64
 }
 
+// hits is a heap, the best on top.
+type hits []hit
+
+func (h hits) Len() int      { return len(h) }
+func (h hits) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h hits) Less(i, j int) bool {
+	return cmp.Or(cmp.Compare(h[j].score, h[i].score), cmp.Compare(h[i].key, h[j].key)) < 0
+}
+func (h *hits) Push(any) {}
+func (h *hits) Pop() any {
+	last := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return last
+}
+
 // Rank returns the keys of the documents that have words of a question, the best first, and
 // their scores. Documents with the same score come in the order of their keys. Words count
 // by how rare they are in all the indexes together.
 func Rank(q Query, indexes ...*Index) iter.Seq2[string, float64] {
 	return func(yield func(string, float64) bool) {
-		var found []hit
+		var found hits
 		total := 0
 		for _, x := range indexes {
 			total += x.Len()
@@ -228,9 +243,9 @@ func Rank(q Query, indexes ...*Index) iter.Seq2[string, float64] {
 				}
 			}
 		}
-		slices.SortFunc(found, func(a, b hit) int { return cmp.Or(cmp.Compare(b.score, a.score), cmp.Compare(a.key, b.key)) })
-		for _, one := range found {
-			if !yield(one.key, one.score) {
+		heap.Init(&found)
+		for found.Len() > 0 {
+			if one := heap.Pop(&found).(hit); !yield(one.key, one.score) { //nolint:forcetypeassert // hits has these alone
 				return
 			}
 		}
