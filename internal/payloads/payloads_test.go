@@ -283,7 +283,7 @@ func TestGetOverLosses(t *testing.T) {
 	r := newRig(t, 1<<30)
 	value := bytes.Repeat([]byte("z"), 3<<20)
 	ref := r.put(value)
-	lossy(t, r)
+	lossy(t)
 	got, err := payloads.GetBytes(t.Context(), r.bus, "s", "", ref)
 	if err != nil || !bytes.Equal(got, value) {
 		t.Fatalf("%v", err)
@@ -299,27 +299,31 @@ func TestGetOverLosses(t *testing.T) {
 }
 
 // lossy reads a value through a node that loses the second piece of its first answer.
-func lossy(t *testing.T, r *rig) {
+func lossy(t *testing.T) {
 	t.Helper()
 	asked := 0
-	serve, err := r.node.Conn().Subscribe("mesh.payload.lossy.*", func(m *nats.Msg) {
+	broker := meshtest.Broker(t)
+	node := broker.Connect(t)
+	_, err := node.Subscribe("mesh.payload.lossy.*", func(m *nats.Msg) {
 		asked++
 		piece := func(n int, data string) {
 			if asked > 1 || n != 2 {
-				_ = r.node.Conn().PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header{"Mesh-Seq": {fmt.Sprint(n)}}, Data: []byte(data)})
+				_ = node.PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header{"Mesh-Seq": {fmt.Sprint(n)}}, Data: []byte(data)})
 			}
 		}
 		piece(1, "one")
 		piece(2, "two")
 		piece(3, "three")
-		_ = r.node.Conn().PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header{"Mesh-High": {"9;terminal"}, "Mesh-Count": {"3"}}})
+		_ = node.PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header{"Mesh-High": {"9;terminal"}, "Mesh-Count": {"3"}}})
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = serve.Unsubscribe() }()
+	if err := node.Flush(); err != nil {
+		t.Fatal(err)
+	}
 	sum := sha256.Sum256([]byte("onetwothree"))
-	got, err := payloads.GetBytes(t.Context(), r.bus, "lossy", "", &codec.Ref{Name: "lossy.x", Digest: codec.DigestText(sum[:])})
+	got, err := payloads.GetBytes(t.Context(), testmesh.Bus(t, broker.Connect(t), nil), "lossy", "", &codec.Ref{Name: "lossy.x", Digest: codec.DigestText(sum[:])})
 	if err != nil || string(got) != "onetwothree" || asked != 2 {
 		t.Errorf("%q after %d questions, %v", got, asked, err)
 	}
