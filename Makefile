@@ -144,7 +144,7 @@ k8s: ## render k8s/rendered anew from the overlays
 
 skipped:
 	@echo
-	@echo "not run by make test: the manifests of Kubernetes, the images, the gateway's OpenAPI document by programs of others and the Python frameworks at newer versions than the pinned ones (make test-more, which CI runs), race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, each client of the conformance cases with each kind of host, what indexes try at an installation but at an agent of root with level guard, what other spellings of it and a second node come to, levels stricter than the one that stops what a tool tries, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
+	@echo "not run by make test: the manifests of Kubernetes, the images, the gateway's OpenAPI document by programs of others and the Python frameworks at newer versions than the pinned ones (make test-more, which CI runs), race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, machines whose clocks differ, clusters of two and JWTs everywhere, each client of the conformance cases with each kind of host, what indexes try at an installation but at an agent of root with level guard, what other spellings of it and a second node come to, levels stricter than the one that stops what a tool tries, a thousand processes of an import, processes without end beside the watchdog alone, copies of other Pythons than 3.11, most benchmarks (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
 
 verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, ruff, mypy
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \
@@ -209,13 +209,14 @@ fuzz: ## each fuzz target of the repository for FUZZTIME (60s)
 	   done; \
 	 done
 
-soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; clocks that differ; every arrangement of brokers; each client with each kind of host; an index of 20,000 functions; each benchmark once; what tools try, and indexes at their installation, at every level and by every kind of agent
+soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; clocks that differ; every arrangement of brokers; each client with each kind of host; an index of 20,000 functions; processes without end where there are control groups, and without; copies of each Python; each benchmark once; what tools try, and indexes at their installation, at every level and by every kind of agent
 	@MESH_LANES_CALLS=100000 $(GO) test -count 1 -timeout 60m -v -run TestNothingOverlaps ./e2e/lanes
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -v -run TestMemoryOfAFile ./e2e
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 20m -v -run 'TestClocks|TestSessionKeysWithOtherLibraries' ./e2e
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m ./e2e/conformance
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 30m $$(git grep -l -E 'meshtest\.(Topologies|Conversations)\(' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,')
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -run TestIndexOfThousandsOfFunctions ./agent
+	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -run 'TestBombsThatDeclareNothing|TestABombThatIsImported|TestCopyEqualsAnInterpreterOfItsOwn' ./executor
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 60m -run 'TestInstalls|TestTools' ./e2e/attacks
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m ./bench
 	@MESH_LANES_TAGS=lanes_without_fence $(GO) test -count 1 -timeout 10m -v -run TestNothingOverlaps ./e2e/lanes

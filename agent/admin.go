@@ -29,10 +29,7 @@ const (
 
 // subscribeAdmin takes administrative requests: to any agent, and to this node.
 func (a *Agent) subscribeAdmin() error {
-	own, err := subjects.NodeAdmins(a.opts.Node)
-	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
-	}
+	own, _ := subjects.NodeAdmins(a.opts.Node) // the id has been checked
 	for subject, queue := range map[string]string{subjects.AllAdmin: subjects.QueueGroup, own: ""} {
 		sub, err := a.member.Bus.Conn().QueueSubscribe(subject, queue, a.admin)
 		if err != nil {

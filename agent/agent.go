@@ -132,7 +132,10 @@ type Agent struct {
 	running atomic.Pointer[deploy.Manager] // nil until Start is done
 	served  atomic.Bool                    // all that was installed at the start has been built, or failed to be
 
-	instances openInstances
+	instances struct { // imported and not closed
+		sync.Mutex
+		open map[*instance]struct{}
+	}
 	published published
 	noticed   chan struct{} // of capacity 1: an instance is to be published again
 
@@ -165,7 +168,7 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 		dir = real // other users, as which tools may run, see it where it is
 	}
 	m, err := member.New(nc, member.Options{
-		Type: "agent.Options", SessionPolicy: o.SessionPolicy, Store: o.StoreOptions, View: registry.ViewOptions{Sparing: true}, Logger: o.Logger,
+		Type: "agent.Options", SessionPolicy: o.SessionPolicy, Store: o.StoreOptions, View: registry.ViewOptions{Sparing: true, Reaps: true}, Logger: o.Logger,
 	})
 	if err != nil {
 		return nil, err
@@ -231,7 +234,6 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	})
 	a.deploy.Start()
 	a.watch.Go(a.publishNotices)
-	a.watch.Go(func() { sweep(a.base, a.member.Store, a.log) })
 	ready, remove := a.deploy.Ready, a.executor.RemoveUnused
 	a.watch.Go(func() { tidy(a.base, ready, remove, a.opts.EnvironmentAge) })
 	if err = a.subscribeAdmin(); err != nil {

@@ -6,10 +6,8 @@ import (
 	"encoding/json"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -79,38 +77,7 @@ func stop(t *testing.T, a *agent.Agent) {
 // repository makes a git repository of files and returns its URL.
 func repository(t *testing.T, name string, files map[string]string) string {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), name)
-	commit(t, dir, files)
-	return "file://" + dir
-}
-
-// commit writes files into a repository, which it makes if need be, and commits
-// all of it.
-func commit(t *testing.T, dir string, files map[string]string) {
-	t.Helper()
-	for path, text := range files {
-		path = filepath.Join(dir, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		mode := os.FileMode(0o644)
-		if strings.HasSuffix(path, ".sh") {
-			mode = 0o755
-		}
-		if err := os.WriteFile(path, []byte(text), mode); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, args := range [][]string{
-		{"init", "-q", "-b", "main"}, {"add", "-A"},
-		{"-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-q", "-m", "change"},
-	} {
-		cmd := exec.Command("git", args...)
-		cmd.Dir = dir
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("git %v: %v\n%s", args, err, out)
-		}
-	}
+	return "file://" + testmesh.Repository(t, name, files)
 }
 
 // admin sends an administrative request and returns the answer's lines.

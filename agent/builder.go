@@ -22,26 +22,50 @@ import (
 // builder builds and serves indexes for [deploy.Manager].
 type builder struct{ a *Agent }
 
-// openInstances are the instances that the agent has imported and not closed.
-type openInstances struct {
-	sync.Mutex
-	open map[*instance]struct{}
-}
-
 // Lock implements [deploy.Builder].
-func (w *builder) Lock(ctx context.Context, dir string, m *index.Manifest, env map[string]string, progress deploy.Progress) ([]byte, error) {
+func (w *builder) Lock(ctx context.Context, b deploy.Build, progress deploy.Progress) ([]byte, error) {
 	var lock executor.Lock
 	var err error
-	o := executor.LockOptions{Python: m.Python, Vars: valuesOf(m.Env, env), NoBuild: deploy.WithoutBuilds(ctx)}
+	m := b.Manifest
+	o := executor.LockOptions{Python: m.Python, Vars: valuesOf(m.Env, b.Env), NoBuild: b.NoBuild}
 	if m.IsScript() {
 		lock, err = w.a.executor.LockRequirements(ctx, m.Convention, m.Requirements, o, steps(progress, 20, 35))
 	} else {
-		lock, err = w.a.executor.Lock(ctx, dir, o, steps(progress, 20, 35))
+		lock, err = w.a.executor.Lock(ctx, b.Dir, o, steps(progress, 20, 35))
 	}
 	if err != nil {
 		return nil, err
 	}
-	return encodeLock(lock)
+	return encodeLock(lock), nil
+}
+
+// Plan implements [deploy.Builder]. It makes the environment to see its builds; the install uses
+// that environment, and without one it is removed like any that no index needs.
+func (w *builder) Plan(ctx context.Context, b deploy.Build, progress deploy.Progress) (p deploy.Plan, err error) {
+	p.User, p.Sandbox = w.a.executor.RunsAs()
+	p.Root = p.User == executor.UserAgent && os.Geteuid() == 0
+	for _, name := range b.Manifest.Tools {
+		level := p.Sandbox
+		if demanded := b.Manifest.Tool(name).Sandbox; demanded != "" {
+			if p.Sandboxes == nil {
+				p.Sandboxes = map[subjects.ToolID]tool.Sandbox{}
+			}
+			level, p.Sandboxes[toolID(b.Name, name)] = demanded, demanded
+		}
+		p.Network = p.Network || level != tool.SandboxOffline
+	}
+	lock, err := decodeLock(b.Lock)
+	if err != nil || len(lock.Requirements) == 0 {
+		return p, err
+	}
+	b.NoBuild = true
+	env, err := w.a.executor.Environment(ctx, b.Dir, lock, makingOf(b), steps(progress, 40, 65))
+	if err == nil {
+		w.a.executor.Release(env)
+	} else if p.Builds = deploy.ToBuild(err); p.Builds != nil {
+		err = nil
+	}
+	return p, err
 }
 
 // valuesOf returns the values that variables were given.
@@ -61,12 +85,9 @@ type lockFile struct {
 	Requirements string `json:"requirements"`
 }
 
-func encodeLock(lock executor.Lock) ([]byte, error) {
-	data, err := json.MarshalIndent(lockFile{Python: lock.Python, Requirements: string(lock.Requirements)}, "", "  ")
-	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "the lock cannot be written: %w", err)
-	}
-	return append(data, '\n'), nil
+func encodeLock(lock executor.Lock) []byte {
+	data, _ := json.MarshalIndent(lockFile{Python: lock.Python, Requirements: string(lock.Requirements)}, "", "  ") // two texts
+	return append(data, '\n')
 }
 
 func decodeLock(data []byte) (executor.Lock, error) {
@@ -97,7 +118,7 @@ func (w *builder) Open(ctx context.Context, b deploy.Build, progress deploy.Prog
 	if err := w.a.executor.Reserve(accountOf(b), b.Dir); err != nil {
 		return nil, err
 	}
-	env, err := w.a.executor.Environment(ctx, b.Dir, lock, makingOf(ctx, b), steps(progress, 40, 65))
+	env, err := w.a.executor.Environment(ctx, b.Dir, lock, makingOf(b), steps(progress, 40, 65))
 	if err != nil {
 		return nil, err
 	}
@@ -116,10 +137,11 @@ func (w *builder) Open(ctx context.Context, b deploy.Build, progress deploy.Prog
 	progress("import", "running", 65)
 	usable, missing := withEnv(b)
 	vars, policies := policiesOf(b)
-	i := &instance{a: w.a, build: b, env: env, warnings: append(notes, w.unwritable(b)...), unavailable: missing, known: map[subjects.ToolID]*tool.Descriptor{}, notices: map[string]string{}}
+	names := functionsOf(b.Manifest, usable)
+	i := &instance{a: w.a, build: b, env: env, warnings: append(notes, w.unwritable(b)...), unavailable: missing, notices: map[string]string{}}
 	i.redactor = sync.OnceValue(func() func(string) string { return w.a.executor.Redactor(secretsOf(b)) })
 	spec := executor.Spec{
-		Name: string(b.Name), Revision: b.Revision, Account: accountOf(b), SourceDir: b.Dir, Env: env, Tools: functionsOf(b.Manifest, usable),
+		Name: string(b.Name), Revision: b.Revision, Account: accountOf(b), SourceDir: b.Dir, Env: env, Tools: slices.Sorted(maps.Keys(names)),
 		Vars: vars, Policies: policies, Secrets: secretsOf(b), Paths: paths, Concurrency: b.Manifest.Concurrency, Turns: takesTurns(b), Quarantined: i.quarantined,
 	}
 	if err := i.openCommands(spec, usable); err != nil {
@@ -130,7 +152,7 @@ func (w *builder) Open(ctx context.Context, b deploy.Build, progress deploy.Prog
 			_ = i.closeCommands(ctx)
 			return nil, err
 		}
-		i.describe()
+		i.describe(names)
 	}
 	i.sort()
 	w.a.instances.Lock()
@@ -147,10 +169,8 @@ func accountOf(b deploy.Build) string {
 }
 
 // makingOf says how the environment of a build is made.
-func makingOf(ctx context.Context, b deploy.Build) executor.Making {
-	return executor.Making{
-		Account: accountOf(b), Own: len(b.Manifest.Init) > 0, Vars: valuesOf(b.Manifest.Env, b.Env), NoBuild: deploy.WithoutBuilds(ctx),
-	}
+func makingOf(b deploy.Build) executor.Making {
+	return executor.Making{Account: accountOf(b), Own: len(b.Manifest.Init) > 0, Vars: valuesOf(b.Manifest.Env, b.Env), NoBuild: b.NoBuild}
 }
 
 func pathsOf(all []index.Path) []executor.Path {
@@ -186,9 +206,9 @@ func (w *builder) unwritable(b deploy.Build) (warnings []string) {
 
 // withEnv splits the declared tools into those with all their required variables, and the others
 // with the reason.
-func withEnv(b deploy.Build) (usable []string, missing []deploy.Unavailable) {
+func withEnv(b deploy.Build) (usable []string, missing []host.Unavailable) {
 	for _, name := range b.Manifest.Tools {
-		reason := b.Manifest.Refused(name)
+		reason := b.Manifest.Tool(name).Refused
 		for _, v := range b.Manifest.EnvOf(name) {
 			if _, ok := b.Env[v.Name]; v.Required && !ok && reason == "" {
 				reason = "needs the variable " + v.Name + ": install again with --env " + v.Name
@@ -198,7 +218,7 @@ func withEnv(b deploy.Build) (usable []string, missing []deploy.Unavailable) {
 			usable = append(usable, name)
 			continue
 		}
-		missing = append(missing, deploy.Unavailable{ID: toolID(b.Name, name), Reason: reason})
+		missing = append(missing, unserved(b, name, reason))
 	}
 	return usable, missing
 }
@@ -214,10 +234,8 @@ func policiesOf(b deploy.Build) (vars map[string]string, policies map[string]exe
 	}
 	policies = make(map[string]executor.Policy, len(b.Manifest.Tools))
 	for _, name := range b.Manifest.Tools {
-		a := b.Manifest.AnnotationsOf(name)
-		p := executor.Policy{Isolation: a.Isolation, Sandbox: a.Sandbox, Limits: a.Limits, Vars: varsOf(b, name)}
-		if function := b.Manifest.Function(name); function != "" {
-			policies[function] = p // the executor knows tools by their functions
+		if t := b.Manifest.Tool(name); t.Function != "" { // the executor knows tools by their functions
+			policies[t.Function] = executor.Policy{Isolation: t.Isolation, Sandbox: t.Sandbox, Limits: t.Limits, Vars: varsOf(b, name)}
 		}
 	}
 	return vars, policies
@@ -226,7 +244,7 @@ func policiesOf(b deploy.Build) (vars map[string]string, policies map[string]exe
 // takesTurns reports whether some tool has turns in lanes beyond its batch.
 func takesTurns(b deploy.Build) bool {
 	return slices.ContainsFunc(b.Manifest.Tools, func(name string) bool {
-		scope := b.Manifest.AnnotationsOf(name).LaneScope
+		scope := b.Manifest.Tool(name).LaneScope
 		return scope != "" && scope != tool.LaneBatch
 	})
 }
@@ -276,21 +294,14 @@ func (w *builder) initialise(ctx context.Context, b deploy.Build, env *executor.
 
 // Publish implements [deploy.Server].
 func (w *builder) Publish(ctx context.Context, d deploy.Instance) error {
-	i, ok := d.(*instance)
-	if !ok {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "not an instance of this agent")
-	}
-	return w.a.published.publish(ctx, w.a.member.Host, i)
+	return w.a.published.publish(ctx, w.a.member.Host, d.(*instance)) //nolint:forcetypeassert // of Open
 }
 
 // PublishFailed implements [deploy.Server].
 func (w *builder) PublishFailed(ctx context.Context, b deploy.Build, reason string) error {
-	var all []deploy.Unavailable
+	s := host.Service{Index: b.Name, Session: b.Session, Revision: b.Revision}
 	for _, name := range b.Manifest.Tools {
-		all = append(all, deploy.Unavailable{ID: toolID(b.Name, name), Reason: reason})
-	}
-	s := host.Service{
-		Index: b.Name, Session: b.Session, Revision: b.Revision, Unavailable: unserved(b, all, nil),
+		s.Unavailable = append(s.Unavailable, unserved(b, name, reason))
 	}
 	return w.a.published.instead(key{b.Name, b.Session}, func() error { return w.a.member.Host.Publish(ctx, s) })
 }

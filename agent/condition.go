@@ -56,7 +56,7 @@ func (a *Agent) Seen() *registry.View {
 func (a *Agent) Workers() executor.Workers {
 	var all executor.Workers
 	for _, i := range a.indexes() {
-		all.Add(i.Stats().Stats)
+		all.Add(i.Stats())
 	}
 	return all
 }

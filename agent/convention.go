@@ -9,7 +9,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -18,23 +17,15 @@ import (
 // A function that the executor knows as module.function may have another name on the mesh, several,
 // or none; a command has no function. This file maps the names.
 
-// functionsOf lists the functions behind tools, each once.
-func functionsOf(m *index.Manifest, names []string) []string {
-	var functions []string
+// functionsOf returns the tools behind each function, of some tools.
+func functionsOf(m *index.Manifest, names []string) map[string][]string {
+	by := map[string][]string{}
 	for _, name := range names {
-		if f := m.Function(name); f != "" && !slices.Contains(functions, f) {
-			functions = append(functions, f)
+		if f := m.Tool(name).Function; f != "" {
+			by[f] = append(by[f], name)
 		}
 	}
-	return functions
-}
-
-// namesOf are the tools that are a function, without those that are known to be
-// unavailable already.
-func (i *instance) namesOf(function string) []string {
-	return slices.DeleteFunc(i.build.Manifest.NamesOf(function), func(name string) bool {
-		return slices.ContainsFunc(i.unavailable, func(u deploy.Unavailable) bool { return u.ID == toolID(i.build.Name, name) })
-	})
+	return by
 }
 
 // missing returns the reason of a failed import and, if it names a declared variable without a
@@ -51,9 +42,12 @@ func (i *instance) missing(reason string) string {
 
 // sort puts everything in the author's order.
 func (i *instance) sort() {
-	at := func(id subjects.ToolID) int { return slices.Index(i.build.Manifest.Tools, id.Local()) }
-	slices.SortStableFunc(i.tools, func(a, b host.Tool) int { return at(a.Descriptor.ID) - at(b.Descriptor.ID) })
-	slices.SortStableFunc(i.unavailable, func(a, b deploy.Unavailable) int { return at(a.ID) - at(b.ID) })
+	at := make(map[subjects.ToolID]int, len(i.build.Manifest.Tools))
+	for n, name := range i.build.Manifest.Tools {
+		at[toolID(i.build.Name, name)] = n
+	}
+	slices.SortFunc(i.tools, func(a, b host.Tool) int { return at[a.Descriptor.ID] - at[b.Descriptor.ID] })
+	slices.SortFunc(i.unavailable, func(a, b host.Unavailable) int { return at[a.ID] - at[b.ID] })
 }
 
 func (i *instance) closeCommands(ctx context.Context) error {
@@ -65,9 +59,8 @@ func (i *instance) closeCommands(ctx context.Context) error {
 
 // openCommands makes tools of the usable names that are commands.
 func (i *instance) openCommands(spec executor.Spec, usable []string) error {
-	ref := tool.IndexRef{Name: i.build.Name, Revision: i.build.Revision}
 	for _, name := range usable {
-		c := i.build.Manifest.Command(name)
+		c := i.build.Manifest.Tool(name).Command
 		if c == nil {
 			continue
 		}
@@ -78,7 +71,7 @@ func (i *instance) openCommands(spec executor.Spec, usable []string) error {
 			}
 		}
 		reason := i.commands.Missing(c.Program)
-		d, err := i.build.Manifest.Descriptor(ref, name, introspected(c))
+		d, err := i.build.Manifest.Descriptor(refOf(i.build), name, declaredBy(c))
 		if reason == "" && err != nil {
 			reason = toolmesh.AsError(err).Message
 		}
@@ -86,31 +79,22 @@ func (i *instance) openCommands(spec executor.Spec, usable []string) error {
 			reason = i.a.executor.Lacks(d.Annotations.Sandbox)
 		}
 		if reason != "" {
-			i.lose(name, reason)
+			i.lose(name, reason, d)
 			continue
 		}
 		i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &commandTool{
-			i: i, c: c, name: name, sandbox: d.Annotations.Sandbox, limits: d.Annotations.Limits, vars: varsOf(i.build, name),
+			i: i, c: c, d: d, vars: varsOf(i.build, name),
 		}, User: i.userOf(d)})
 	}
 	return nil
 }
 
-// introspected converts the declaration of a command.
-func introspected(c *index.Command) index.Introspected {
-	return index.Introspected{
-		InputSchema: c.Input, OutputSchema: c.Output, Positional: c.Parameters, Streaming: c.Streaming, Source: tool.SourceStatic,
-	}
-}
-
 // commandTool is one program as a [host.Handler].
 type commandTool struct {
-	i       *instance
-	c       *index.Command
-	name    string
-	sandbox tool.Sandbox
-	limits  tool.Limits
-	vars    map[string]string
+	i    *instance
+	c    *index.Command
+	d    *tool.Descriptor
+	vars map[string]string
 }
 
 // Redact implements [host.Redactor].
@@ -124,7 +108,7 @@ func (t *commandTool) ServeTool(ctx context.Context, call *host.Call, sink host.
 	}
 	s := &pythonSink{sink: sink, log: t.i.a.log, call: call}
 	result, err := t.i.commands.Call(ctx, executor.CommandCall{
-		Tool: t.name, RPCID: string(call.RPCID), Account: string(subjects.Account(call.Session, call.Epoch)), Argv: argv, Lines: t.c.Streaming, Text: t.c.Text, Sandbox: t.sandbox, Limits: t.limits, Vars: t.vars,
+		Tool: t.d.Name, RPCID: string(call.RPCID), Account: string(subjects.Account(call.Session, call.Epoch)), Argv: argv, Lines: t.c.Streaming, Text: t.c.Text, Sandbox: t.d.Annotations.Sandbox, Limits: t.d.Annotations.Limits, Vars: t.vars,
 		Stream: call.Stream, Collect: call.Collect, Lane: call.Lane, Deserted: call.Deserted,
 	}, s)
 	return deliver(ctx, call, sink, result, err)

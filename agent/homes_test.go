@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -302,7 +303,7 @@ func TestSessionsOfAnUpgradedIndex(t *testing.T) {
 	t.Parallel()
 	k := openKeepers(t, "one")
 	k.put(t, "s", "a")
-	commit(t, strings.TrimPrefix(k.repo, "file://"), map[string]string{"t.py": keepingTools + "\n# another\n"})
+	testmesh.Commit(t, strings.TrimPrefix(k.repo, "file://"), map[string]string{"t.py": keepingTools + "\n# another\n"})
 	install(t, k.nc, m{"source": k.repo})
 	k.gone(t, "s")
 }

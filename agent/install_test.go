@@ -170,6 +170,10 @@ var badInputs = []badInput{
 		name: "no-env", files: map[string]string{"tools.toml": working, "t.py": "def tool(): pass\n"},
 		body: map[string]any{"env": map[string]string{"A B": "x"}}, says: []string{"--env", "must be the name of a variable", "A B"},
 	},
+	{ // a worker's variables are handed over with NULs between them
+		name: "nul-env", files: map[string]string{"tools.toml": working, "t.py": "import os\ndef tool(): pass\nif os.environ.get('TOOL_PATH') != 'y': raise ImportError('the variable has not come')\n"},
+		body: map[string]any{"env": map[string]string{"A": "x\x00TOOL_PATH=y"}}, says: []string{"--env", "A", "NUL"},
+	},
 	{
 		name: "missing-env", files: map[string]string{"tools.toml": working, "t.py": "import os\nKEY = os.environ['API_KEY']\ndef tool(): pass\n"},
 		says: []string{"needs the environment variable API_KEY", "install it again with --env API_KEY"},
@@ -228,7 +232,7 @@ func TestBadInputLeavesNothing(t *testing.T) {
 func prepared(t *testing.T, dir string) {
 	t.Helper()
 	meshtest.Until(t, "what an agent prepares at its start is there", func() bool {
-		compiled, _ := filepath.Glob(filepath.Join(dir, "executor", "worker", "*", "compiled.*"))
+		compiled, _ := filepath.Glob(filepath.Join(dir, "executor", "worker", "*", "__pycache__", "compiled.*"))
 		return len(compiled) > 0 && len(processesOf(t, dir)) == 0
 	})
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
-	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -31,8 +30,7 @@ type instance struct {
 	index       *executor.Index    // nil for an index of commands alone
 	commands    *executor.Commands // nil for an index without commands
 	tools       []host.Tool
-	unavailable []deploy.Unavailable
-	known       map[subjects.ToolID]*tool.Descriptor // of unavailable tools, from the import or else the source
+	unavailable []host.Unavailable
 
 	redactor func() func(string) string // of the index's secrets
 
@@ -50,50 +48,42 @@ func (i *instance) userOf(d *tool.Descriptor) string {
 	return strconv.Itoa(id)
 }
 
-// describe merges the import's descriptors with the manifest: a function may be several tools.
-func (i *instance) describe() {
-	ref := refOf(i.build)
-	know := func(name string, code index.Introspected) {
-		if d, err := i.build.Manifest.Described(ref, name, code); err == nil {
-			i.known[d.ID] = d
-		}
-	}
+// describe merges the import's descriptors with the manifest; names are the tools of each function.
+func (i *instance) describe(names map[string][]string) {
 	workers := rand.Text()
 	for _, t := range i.index.Tools() {
-		code := codeOf(t)
-		for _, name := range i.namesOf(t.Name) {
-			d, err := i.build.Manifest.Descriptor(ref, name, code)
-			if err == nil {
-				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}, User: i.userOf(d), Sessions: workers, MaxArgs: i.a.executor.MaxArgs()})
+		for _, name := range names[t.Name] {
+			d, err := i.build.Manifest.Descriptor(refOf(i.build), name, codeOf(t))
+			if err != nil {
+				i.lose(name, toolmesh.AsError(err).Message, d)
 				continue
 			}
-			i.lose(name, toolmesh.AsError(err).Message)
-			know(name, code)
+			i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}, User: i.userOf(d), Sessions: workers, MaxArgs: i.a.executor.MaxArgs()})
 		}
 	}
 	for _, u := range i.index.Unavailable() {
-		for _, name := range i.namesOf(u.Name) {
-			i.lose(name, i.missing(u.Reason))
+		for _, name := range names[u.Name] {
+			var d *tool.Descriptor
 			if u.Documentation != "" {
-				know(name, sourceOf(u))
+				d, _ = i.build.Manifest.Descriptor(refOf(i.build), name, sourceOf(u)) // its reason is listed all the same
 			}
+			i.lose(name, i.missing(u.Reason), d)
 		}
 	}
 }
 
-// lose notes that a declared tool is not served.
-func (i *instance) lose(name, reason string) {
-	i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, name), Reason: reason})
+// lose notes that a declared tool is not served, with the known part of its description.
+func (i *instance) lose(name, reason string, d *tool.Descriptor) {
+	i.unavailable = append(i.unavailable, host.Unavailable{ID: toolID(i.build.Name, name), Reason: reason, Descriptor: d})
 }
 
 func (i *instance) service() host.Service {
 	s := host.Service{
-		Index: i.build.Name, Session: i.build.Session, Revision: i.build.Revision, Tools: slices.Clone(i.tools),
-		Unavailable: unserved(i.build, i.unavailable, i.known),
+		Index: i.build.Name, Session: i.build.Session, Revision: i.build.Revision, Tools: slices.Clone(i.tools), Unavailable: i.unavailable,
 	}
 	i.noticesMu.Lock()
 	for n := range s.Tools {
-		s.Tools[n].Notice = i.notices[i.build.Manifest.Function(s.Tools[n].Descriptor.ID.Local())]
+		s.Tools[n].Notice = i.notices[i.build.Manifest.Tool(s.Tools[n].Descriptor.Name).Function]
 	}
 	i.noticesMu.Unlock()
 	return s
@@ -112,7 +102,13 @@ func (i *instance) Descriptors() []*tool.Descriptor {
 }
 
 // Unavailable implements [deploy.Instance].
-func (i *instance) Unavailable() []deploy.Unavailable { return i.unavailable }
+func (i *instance) Unavailable() []deploy.Unavailable {
+	all := make([]deploy.Unavailable, len(i.unavailable))
+	for n, u := range i.unavailable {
+		all[n] = deploy.Unavailable{ID: u.ID, Reason: u.Reason}
+	}
+	return all
+}
 
 // Warnings implements [deploy.Instance].
 func (i *instance) Warnings() []string { return i.warnings }

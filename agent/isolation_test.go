@@ -29,10 +29,6 @@ held = None
 def hold(path: str) -> None:
     global held
     held = open(path, "w")
-def wait(path: str) -> int:
-    with open(path) as gate:
-        gate.read()
-    return warm()
 def die() -> None:
     os._exit(3)
 def warm() -> int:
@@ -50,7 +46,7 @@ plain = token
 
 const countingIndex = `
 [index]
-tools = ["t.warm", "t.kept", "t.hold", "t.wait", "t.die", "t.apart", "t.each", "t.token", "t.plain"]
+tools = ["t.warm", "t.kept", "t.hold", "t.die", "t.apart", "t.each", "t.token", "t.plain"]
 
 [[index.env]]
 name = "SHARED"
@@ -63,9 +59,6 @@ tools = ["t.token"]
 isolation = "session"
 
 [tool."t.hold"]
-isolation = "session"
-
-[tool."t.wait"]
 isolation = "session"
 
 [tool."t.apart"]
@@ -89,7 +82,7 @@ func TestDeclaredIsolationHolds(t *testing.T) {
 	c := newClient(t, nc, nil)
 	expect := func(c *client.Client, name, want string, opts ...client.CallOption) {
 		t.Helper()
-		r, err := c.Call(t.Context(), toolID("iso", "t."+name), nil, opts...)
+		r, err := c.Call(t.Context(), subjects.ToolID("iso.t."+name), nil, opts...)
 		if err != nil || string(r.Value) != want {
 			t.Errorf("%s: got %v, %v, want %s", name, r, err, want)
 		}
@@ -143,7 +136,7 @@ func TestASessionsStateEndsWithIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.Close() })
+	t.Cleanup(func() { meshtest.End(t, r) })
 	for range 2 {
 		session, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: "chat"})
 		if err != nil {
@@ -196,7 +189,7 @@ func TestASessionsWorkersEndWithIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.Close() })
+	t.Cleanup(func() { meshtest.End(t, r) })
 	pipes := map[string]*os.File{}
 	sessions := map[string]*router.Session{}
 	for _, name := range []string{"ends", "stays"} {
@@ -236,7 +229,7 @@ func TestACreatedSessionStartsAnew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.Close() })
+	t.Cleanup(func() { meshtest.End(t, r) })
 	session := r.Session("late")
 	pipe := fifo(t)
 	if _, err := session.Call(t.Context(), "iso.t.hold", map[string]any{"path": pipe.Name()}); err != nil {
@@ -295,62 +288,5 @@ func TestAQuarantineIsInTheRegistry(t *testing.T) {
 	}
 	if r, err := c.Call(t.Context(), "iso.t.warm", nil); err != nil || string(r.Value) != "1" {
 		t.Errorf("another tool of the index: %v, %v", r, err)
-	}
-}
-
-func TestCallsOfASessionWaitForItsWorkerOnTheWire(t *testing.T) {
-	t.Parallel()
-	s := meshtest.Broker(t)
-	start(t, s, "one")
-	nc := s.Connect(t)
-	installCounting(t, nc)
-	c := newClient(t, nc, nil)
-	type outcome struct {
-		value string
-		err   error
-	}
-	// begin makes a call that has its worker, and goes on when the file is closed.
-	begin := func(name string) (*os.File, chan outcome) {
-		t.Helper()
-		path := filepath.Join(t.TempDir(), "gate")
-		if err := syscall.Mkfifo(path, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		ended := make(chan outcome, 1)
-		go func() {
-			r, err := c.In("s").Call(t.Context(), toolID("iso", "t."+name), map[string]any{"path": path})
-			o := outcome{err: err}
-			if err == nil {
-				o.value = string(r.Value)
-			}
-			ended <- o
-		}()
-		gate, err := os.OpenFile(path, os.O_WRONLY, 0) // waits for the tool to open it
-		if err != nil {
-			t.Fatal(err)
-		}
-		return gate, ended
-	}
-	open := func(gate *os.File, ended chan outcome, want string) {
-		t.Helper()
-		_ = gate.Close()
-		if got := <-ended; got.err != nil || got.value != want {
-			t.Errorf("got %v, want %s", got, want)
-		}
-	}
-
-	gate, first := begin("wait")
-	second := make(chan outcome, 1)
-	go func() {
-		r, err := c.In("s").Call(t.Context(), "iso.t.wait", map[string]any{"path": os.DevNull})
-		o := outcome{err: err}
-		if err == nil {
-			o.value = string(r.Value)
-		}
-		second <- o
-	}()
-	open(gate, first, "1")
-	if got := <-second; got.err != nil || got.value != "2" {
-		t.Errorf("the worker was busy: got %v, want that worker's 2", got)
 	}
 }

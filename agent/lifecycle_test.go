@@ -120,7 +120,7 @@ func TestBrokerRestartsWhileAgentsServe(t *testing.T) {
 	start(t, s, "two")
 	nc := s.Connect(t)
 	repo := filepath.Join(t.TempDir(), "idx")
-	commit(t, repo, revisionTools(1))
+	testmesh.Commit(t, repo, revisionTools(1))
 	install(t, nc, map[string]any{"source": "file://" + repo})
 	c := newClient(t, nc, nil)
 	meshtest.Until(t, "both agents serve", func() bool { return len(servedBy(t, c, "idx.t.fast")) == 2 })
@@ -135,7 +135,7 @@ func TestBrokerRestartsWhileAgentsServe(t *testing.T) {
 		tools, err := c.List(t.Context())
 		return err == nil && len(tools) == 5 && len(tools[0].Nodes) == 2
 	})
-	commit(t, repo, revisionTools(2))
+	testmesh.Commit(t, repo, revisionTools(2))
 	install(t, nc, map[string]any{"source": "file://" + repo})
 	meshtest.Until(t, "both follow the upgrade", func() bool {
 		for range 8 {
@@ -310,7 +310,7 @@ func TestConflictingVersionsSideBySide(t *testing.T) {
 	check := func() {
 		t.Helper()
 		for name, want := range map[string]string{"versions-lenient": `"20.9"`, "versions-strict": `"24.1"`} {
-			r, err := c.Call(t.Context(), toolID(name, "versions.library"), nil, client.ViaQueue())
+			r, err := c.Call(t.Context(), subjects.ToolID(name+".versions.library"), nil, client.ViaQueue())
 			if err != nil || string(r.Value) != want {
 				t.Errorf("%s runs with %v (%v), want %s", name, r, err, want)
 			}
@@ -394,7 +394,7 @@ func TestANodeThatIsLostIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	testmesh.Start(t, a)
-	t.Cleanup(func() { _ = a.Stop(context.Background()) })
+	t.Cleanup(func() { meshtest.End(t, a) })
 	if _, err := beats.NextMsg(time.Minute); err != nil {
 		t.Fatal(err)
 	}
@@ -406,7 +406,7 @@ func TestANodeThatIsLostIsAnError(t *testing.T) {
 	if err := next.Start(t.Context()); err != nil { // listens for 2.5 s
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = next.Stop(context.Background()) })
+	t.Cleanup(func() { meshtest.End(t, next) })
 	proxy.Heal()
 	select {
 	case <-a.Done():

@@ -10,132 +10,13 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/internal/testmesh"
-	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 )
-
-// Every bomb ends by itself, should its limit not hold.
-const limitedTools = `
-import os, time
-
-def ok():
-    return "ok"
-
-def loop():
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        pass
-
-def hoard():
-    held = [b"x" * (1 << 20) for _ in range(600)]
-    return len(held)
-
-def multiply():
-    for _ in range(30):
-        if os.fork() == 0:
-            time.sleep(20)
-            os._exit(0)
-    time.sleep(20)
-
-def opens():
-    return len([open(os.devnull) for _ in range(1000)])
-
-def long(n: int):
-    return "x" * n
-
-def items(n: int):
-    yield "x"
-    yield "x" * n
-
-def write():
-    try:
-        open("OUTSIDE/made", "w").close()
-        return "ok"
-    except OSError as e:
-        return type(e).__name__
-confined = write
-`
-
-const limitedIndex = `
-[index]
-tools = ["t.ok", "t.loop", "t.hoard", "t.multiply", "t.opens", "t.long", "t.items", "t.write", "t.confined"]
-
-[tool."t.loop"]
-limits = { cpu_time = "300ms" }
-
-[tool."t.hoard"]
-limits = { memory = "60MB" }
-
-[tool."t.multiply"]
-limits = { pids = 10 }
-
-[tool."t.opens"]
-limits = { open_files = 50 }
-
-[tool."t.long"]
-limits = { output = "10KB" }
-
-[tool."t.items"]
-limits = { output = "10KB" }
-
-[tool."t.confined"]
-sandbox = "strict"
-`
 
 // outside replaces OUTSIDE in a text by a folder that only the sandbox protects.
 func outside(t *testing.T, text string) string {
 	return strings.ReplaceAll(text, "OUTSIDE", t.TempDir())
-}
-
-func limitedRepository(t *testing.T) string {
-	t.Helper()
-	return repository(t, "lim", map[string]string{"tools.toml": limitedIndex, "t.py": outside(t, limitedTools)})
-}
-
-// Each limit in tools.toml holds: a breach has its own error that names the limit, and the next
-// call is served.
-func TestDeclaredLimitsHold(t *testing.T) {
-	t.Parallel()
-	s := meshtest.Broker(t)
-	start(t, s, "one")
-	nc := s.Connect(t)
-	install(t, nc, map[string]any{"source": limitedRepository(t)})
-	c := newClient(t, nc, nil)
-	for _, row := range []struct {
-		name, args string
-		code       toolmesh.Code
-		details    map[string]any
-	}{
-		{"loop", `{}`, toolmesh.CodeDeadlineExceeded, map[string]any{"limit": "cpu_time", "max": "300ms"}},
-		{"hoard", `{}`, toolmesh.CodeWorkerOutOfMemory, map[string]any{"limit": 60_000_000}},
-		{"multiply", `{}`, toolmesh.CodeToolError, map[string]any{"limit": "pids", "max": 10}},
-		{"opens", `{}`, toolmesh.CodeToolError, map[string]any{"limit": "open_files", "max": 50}},
-		{"long", `{"n":20000}`, toolmesh.CodePayloadTooLarge, map[string]any{"limit": "output", "max": 10_000}},
-		{"items", `{"n":20000}`, toolmesh.CodePayloadTooLarge, map[string]any{"limit": "output", "max": 10_000}},
-	} {
-		_, err := c.Call(t.Context(), toolID("lim", "t."+row.name), json.RawMessage(row.args))
-		e := toolmesh.AsError(err)
-		if e == nil || e.Code != row.code {
-			t.Errorf("%s: got %v, want %s", row.name, err, row.code)
-			continue
-		}
-		for key, want := range row.details {
-			if got := fmt.Sprint(e.Details[key]); got != number(want) && got != fmt.Sprint(want) {
-				t.Errorf("%s: details.%s = %s, want %v (all: %v)", row.name, key, got, want, e.Details)
-			}
-		}
-		if e.Started != toolmesh.StartedYes {
-			t.Errorf("%s: started %v, want yes", row.name, e.Started)
-		}
-		if r, err := c.Call(t.Context(), toolID("lim", "t.ok"), nil); err != nil || string(r.Value) != `"ok"` {
-			t.Errorf("the call after %s: got %v, %v", row.name, r, err)
-		}
-	}
-	if r, err := c.Call(t.Context(), toolID("lim", "t.long"), json.RawMessage(`{"n":9000}`)); err != nil || len(r.Value) != 9002 {
-		t.Errorf("long within its limit: %v", err)
-	}
 }
 
 // number is how a JSON number reads as a float64.
@@ -144,52 +25,6 @@ func number(v any) string {
 	var back any
 	_ = json.Unmarshal(data, &back)
 	return fmt.Sprint(back)
-}
-
-// The level that was asked for is the one that tools run in, unless they demand
-// another; the lease says both.
-func TestTheSandboxOfTheNode(t *testing.T) {
-	t.Parallel()
-	for _, asked := range []string{"", "none", "strict"} {
-		t.Run("asked "+asked, func(t *testing.T) {
-			t.Parallel()
-			s := meshtest.Broker(t)
-			startIn(t, s, "one", t.TempDir(), func(o *agent.Options) { o.Sandbox = asked })
-			nc := s.Connect(t)
-			body := install(t, nc, map[string]any{"source": limitedRepository(t)})
-			node := lease(t, nc)
-			level := asked
-			if asked == "" {
-				level = "guard"
-			}
-			if node.Sandbox.Asked != level {
-				t.Errorf("asked %q, want %q", node.Sandbox.Asked, level)
-			}
-			if node.Sandbox.Effective != level {
-				t.Skipf("the machine gives %s: %v", node.Sandbox.Effective, node.Reasons)
-			}
-			if node.Memory != "watchdog" && !strings.HasPrefix(node.Memory, "cgroup v") {
-				t.Errorf("memory limits are kept by %q", node.Memory)
-			}
-			if len(node.Reasons) > 0 {
-				t.Errorf("reasons %q, with the level that was asked for", node.Reasons)
-			}
-			want := `"ok"`
-			if asked == "strict" {
-				want = `"OSError"`
-			}
-			c := newClient(t, nc, nil)
-			if r, err := c.Call(t.Context(), toolID("lim", "t.write"), nil); err != nil || string(r.Value) != want {
-				t.Errorf("write: got %v, %v, want %s", r, err, want)
-			}
-			if unavailable, _ := body["unavailable"].([]any); len(unavailable) > 0 {
-				t.Skipf("unavailable: %v", unavailable)
-			}
-			if r, err := c.Call(t.Context(), toolID("lim", "t.confined"), nil); err != nil || string(r.Value) != `"OSError"` {
-				t.Errorf("confined: got %v, %v", r, err)
-			}
-		})
-	}
 }
 
 // lease returns the status of the only node of the mesh.
@@ -203,14 +38,6 @@ func lease(t *testing.T, nc *nats.Conn) registry.NodeStatus {
 		t.Fatalf("%d nodes, want one", len(nodes))
 	}
 	return nodes[0]
-}
-
-func TestAnUnknownSandboxLevelIsRefused(t *testing.T) {
-	t.Parallel()
-	s := meshtest.Broker(t)
-	if _, err := agent.New(s.Connect(t), t.TempDir(), &agent.Options{Sandbox: "jail"}); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
-		t.Errorf("got %v, want invalid_request", err)
-	}
 }
 
 const limitedCommands = `
@@ -278,6 +105,9 @@ func TestDeclaredLimitsOfCommandsHold(t *testing.T) {
 	nc, c := mesh(t)
 	last := install(t, nc, map[string]any{"source": repository(t, "cmd", map[string]string{"tools.toml": outside(t, limitedCommands)})})
 	node := lease(t, nc)
+	if node.Sandbox.Asked != "guard" || node.Memory != "watchdog" && !strings.HasPrefix(node.Memory, "cgroup v") {
+		t.Errorf("by default tools are held to %q, and their memory by %q", node.Sandbox.Asked, node.Memory)
+	}
 	gives(t, c, "cmd.touch", `{}`, `""`)
 	for _, row := range []struct {
 		name    string

@@ -121,13 +121,7 @@ func serveNested(t *testing.T, s *meshtest.Server) {
 		return sink.Send(ctx, r.Value)
 	})
 	testmesh.Start(t, h)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		if err := h.Stop(ctx); err != nil {
-			t.Errorf("stop: %v", err)
-		}
-	})
+	t.Cleanup(func() { meshtest.End(t, h) })
 }
 
 // TestToolsCallTools has two nodes and indexes with one slot each: no nested call waits for its own
@@ -249,7 +243,7 @@ func TestToolsCallTools(t *testing.T) {
 		}
 		done := make(chan error, 1)
 		go func() {
-			_, err := c.Call(ctx, toolID("ping", "t."+via), map[string]any{
+			_, err := c.Call(ctx, subjects.ToolID("ping.t."+via), map[string]any{
 				"tool": "pong.t." + via, "args": map[string]any{"tool": "ping.t.sleep", "args": map[string]any{"path": path}},
 			}, opts...)
 			done <- err
@@ -323,4 +317,32 @@ func TestNestedCallLosesItsNode(t *testing.T) {
 		defer cancel()
 		_ = h.Stop(ctx) // it has no connection, and nothing to give up
 	}()
+}
+
+// A call that is refused because every slot is taken says so in a way that its
+// caller can act on.
+func TestNoSlotIsSaid(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	startIn(t, s, "one", t.TempDir(), func(o *agent.Options) { o.Slots = 1 })
+	nc := s.Connect(t)
+	install(t, nc, map[string]any{"source": circleIndex(t, "ping")})
+	path := t.TempDir() + "/begun"
+	c := newClient(t, nc, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.Call(ctx, "ping.t.sleep", map[string]any{"path": path})
+		done <- err
+	}()
+	meshtest.Until(t, "the slot is taken", func() bool { _, err := os.Stat(path); return err == nil })
+	_, err := c.Call(t.Context(), "ping.t.one", map[string]any{"a": 1}, client.NoWait())
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeBusy || e.Details["limit"] != "slots" || fmt.Sprint(e.Details["max"]) != "1" {
+		t.Errorf("got %v, want busy for want of a slot", err)
+	}
+	cancel()
+	if err := <-done; toolmesh.CodeOf(err) != toolmesh.CodeCancelled {
+		t.Errorf("the call that had the slot: %v", err)
+	}
 }

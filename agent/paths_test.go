@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -136,7 +137,7 @@ func TestFoldersOfAnIndex(t *testing.T) {
 			fails(t, c, "files.t.strictly", at(top, "made"), "tool_error", "")
 			if own {
 				ownFolders(t, c, roots, others, closed)
-				commit(t, strings.TrimPrefix(source, "file://"), map[string]string{"more": "a new revision"})
+				testmesh.Commit(t, strings.TrimPrefix(source, "file://"), map[string]string{"more": "a new revision"})
 				if _, failure := admin(t, nc, "install", map[string]any{"source": source}); failure == nil || !strings.Contains(failure.Message, "it is reached through a symbolic link") {
 					t.Errorf("installed again with the link: %v", failure)
 				}

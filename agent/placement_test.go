@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -43,7 +44,7 @@ func TestPlacementUnderLoad(t *testing.T) {
 	startIn(t, s, "plain", plain, func(o *agent.Options) { o.Labels = map[string]string{"gpu": "false"} })
 	nc := s.Connect(t)
 	dir := filepath.Join(t.TempDir(), "idx")
-	commit(t, dir, revisionTools(1))
+	testmesh.Commit(t, dir, revisionTools(1))
 	on := func(labels map[string]string) map[string]any {
 		return map[string]any{"source": "file://" + dir, "on": labels}
 	}
@@ -103,7 +104,7 @@ func TestPlacementUnderLoad(t *testing.T) {
 		t.Fatal(failure)
 	}
 	served("gpu", "plain")
-	commit(t, dir, revisionTools(2)) // moved and upgraded at once
+	testmesh.Commit(t, dir, revisionTools(2)) // moved and upgraded at once
 	if failure := adminOf(t, nc, "plain", "install", on(map[string]string{"gpu": "false"})); failure != nil {
 		t.Fatal(failure)
 	}

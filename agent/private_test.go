@@ -60,7 +60,7 @@ func TestAPrivateDependencyOfADeclaredVariable(t *testing.T) {
 	withUV := func(o *agent.Options) { o.UV = uv }
 	first := startIn(t, s, "one", one, withUV)
 	meshtest.Until(t, "the worker's files are compiled, which no index has to do with", func() bool {
-		marks, _ := filepath.Glob(filepath.Join(one, "executor", "worker", "*", "compiled.*"))
+		marks, _ := filepath.Glob(filepath.Join(one, "executor", "worker", "*", "__pycache__", "compiled.*"))
 		return len(marks) > 0
 	})
 	refused(t, nc, one, badInput{name: "lab", files: files, says: []string{"requirements.txt", "--env LAB_TOKEN"}})

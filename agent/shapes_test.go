@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // shape is a way in which indexes that exist are written.
@@ -182,7 +183,7 @@ func TestStreamsOfMixedItems(t *testing.T) {
 func items(t *testing.T, c *client.Client, tool string, args any) string {
 	t.Helper()
 	var all []string
-	for chunk, err := range c.Stream(t.Context(), toolID(strings.SplitN(tool, ".", 2)[0], strings.SplitN(tool, ".", 2)[1]), args) {
+	for chunk, err := range c.Stream(t.Context(), subjects.ToolID(tool), args) {
 		if err != nil {
 			t.Fatalf("%s after %d items: %v", tool, len(all), err)
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -61,7 +62,7 @@ func TestUpgradeUnderLoad(t *testing.T) {
 	start(t, s, "two")
 	nc := s.Connect(t)
 	dir := filepath.Join(t.TempDir(), "idx")
-	commit(t, dir, revisionTools(1))
+	testmesh.Commit(t, dir, revisionTools(1))
 	url := "file://" + dir
 	install(t, nc, map[string]any{"source": url})
 	c := newClient(t, nc, nil)
@@ -123,7 +124,7 @@ func TestUpgradeUnderLoad(t *testing.T) {
 		})
 	}
 	for revision := 2; revision <= 4; revision++ {
-		commit(t, dir, revisionTools(revision))
+		testmesh.Commit(t, dir, revisionTools(revision))
 		install(t, nc, map[string]any{"source": url})
 		meshtest.Until(t, "both agents serve the new revision", func() bool {
 			for range 8 {
@@ -250,7 +251,7 @@ func TestAgentServesAgainFromItsFolder(t *testing.T) {
 	files["tools.toml"] += "init = [\"python\", \"-c\", \"open('init-ran', 'a').write('x')\"]\n"
 	files["t.py"] += "\ndef init_ran() -> str:\n    return open('init-ran').read()\n"
 	files["tools.toml"] = strings.Replace(files["tools.toml"], "tools = [", "tools = [\"t.init_ran\", ", 1)
-	commit(t, repo, files)
+	testmesh.Commit(t, repo, files)
 	install(t, nc, map[string]any{"source": "file://" + repo})
 	c := newClient(t, nc, nil)
 	for range 2 {

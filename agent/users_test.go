@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -107,7 +108,7 @@ command = ["id", "-u"]
 		t.Fatal(err)
 	}
 	gives(t, c, "second.t.lead", fmt.Sprintf(`{"name":"made","to":%q}`, target), `null`)
-	commit(t, strings.TrimPrefix(sources["second"], "file://"), map[string]string{"more": "a new revision"})
+	testmesh.Commit(t, strings.TrimPrefix(sources["second"], "file://"), map[string]string{"more": "a new revision"})
 	install(t, nc, map[string]any{"source": sources["second"]})
 	if text, err := os.ReadFile(target); err != nil || string(text) != "root's" {
 		t.Errorf("init was led to %q, %v", text, err)

@@ -3,7 +3,6 @@ package agent_test
 import (
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -15,83 +14,23 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// randomJSON is a value as the worker writes it.
-func randomJSON(r *rand.Rand, depth int) string {
-	kinds := 8
-	if depth == 0 {
-		kinds = 6
-	}
-	switch r.IntN(kinds) {
-	case 0:
-		return []string{"null", "true", "false", `""`, "[]", "{}", "-0.0", "5e-324"}[r.IntN(8)]
-	case 1:
-		return fmt.Sprint(r.Int64())
-	case 2: // far beyond 2^53
-		return fmt.Sprintf("%d%018d", 1+r.IntN(9), r.Int64N(1e18))
-	case 3:
-		return fmt.Sprintf("%d.%d", r.IntN(1000), 1+2*r.IntN(4)) // one digit: the shortest form
-	case 4, 5:
-		return `"` + []string{"a", "ä", "😀", "\u2028", `\n`, `\"`, `\u0001`, "<&>"}[r.IntN(8)] + strings.Repeat("x", r.IntN(30)) + `"`
-	case 6:
-		items := make([]string, r.IntN(4))
-		for i := range items {
-			items[i] = randomJSON(r, depth-1)
-		}
-		return "[" + strings.Join(items, ",") + "]"
-	default:
-		items := make([]string, r.IntN(4))
-		for i := range items {
-			items[i] = fmt.Sprintf(`"%c%d":%s`, 'z'-rune(i), i, randomJSON(r, depth-1)) // not in the order of the alphabet
-		}
-		return "{" + strings.Join(items, ",") + "}"
-	}
-}
-
-// Values pass unchanged through the client, the broker, the host and the worker, and back.
+// Values pass unchanged through the client, the broker, the host and the worker, and back; executor
+// tries random ones.
 func TestValuesPassUnchanged(t *testing.T) {
 	t.Parallel()
-	s := meshtest.Broker(t)
-	start(t, s, "one")
-	nc := s.Connect(t)
-	url := repository(t, "echo", map[string]string{
-		"tools.toml": "[index]\ntools = [\"m.echo\", \"m.later\", \"m.items\"]\n",
-		"m.py": `
-def echo(x): return x
-async def later(x): return x
-def items(x: list): yield from x
-`,
-	})
-	install(t, nc, map[string]any{"source": url})
-	c := newClient(t, nc, nil)
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 2))
-	for i := range 100 {
-		want := randomJSON(r, 4)
-		name := subjects.ToolID([]string{"echo.m.echo", "echo.m.later"}[i%2])
-		got, err := c.Call(t.Context(), name, json.RawMessage(`{"x":`+want+`}`))
-		if err != nil || string(got.Value) != want {
-			t.Fatalf("%s: got %s, %v\nwant %s", name, got.Value, err, want)
-		}
-		if i%10 != 0 {
-			continue
-		}
-		list := "[" + want + "," + randomJSON(r, 2) + "]"
-		var items []string
-		for chunk, err := range c.Stream(t.Context(), "echo.m.items", json.RawMessage(`{"x":`+list+`}`)) {
-			if err != nil {
-				t.Fatal(err)
-			}
-			items = append(items, string(chunk.Data))
-		}
-		if got := "[" + strings.Join(items, ",") + "]"; got != list {
-			t.Fatalf("items: got %s\nwant %s", got, list)
-		}
+	nc, c := mesh(t)
+	install(t, nc, map[string]any{"source": repository(t, "echo", map[string]string{
+		"tools.toml": "[index]\ntools = [\"m.echo\", \"m.items\"]\n", "m.py": "def echo(x): return x\ndef items(x: list): yield from x\n",
+	})})
+	values := []string{`null`, `-0.0`, `5e-324`, `12345678901234567890123456789`, `"ä😀\n\"\u0001<&>"`, `{"z":[{}],"a":[[],0.1]}`}
+	for _, want := range values {
+		gives(t, c, "echo.m.echo", `{"x":`+want+`}`, want)
+	}
+	if got := items(t, c, "echo.m.items", map[string]any{"x": json.RawMessage("[" + strings.Join(values, ",") + "]")}); got != strings.Join(values, " ") {
+		t.Errorf("items: %s", got)
 	}
 	for _, bad := range []string{`1e400`, strings.Repeat("[", 2000) + strings.Repeat("]", 2000)} {
-		if got, err := c.Call(t.Context(), "echo.m.echo", json.RawMessage(`{"x":`+bad+`}`)); toolmesh.CodeOf(err) != toolmesh.CodeInvalidArguments {
-			t.Errorf("echo(%.20s) = %+v, %v; want invalid_arguments", bad, got, err)
-		}
+		fails(t, c, "echo.m.echo", `{"x":`+bad+`}`, toolmesh.CodeInvalidArguments, "")
 	}
 }
 

@@ -40,10 +40,13 @@ func (a *attempt) Keepalive(m *nats.Msg, r *codec.Reply) {
 
 // Silent implements [bus.ExchangeUser].
 func (a *attempt) Silent(n *bus.Peer, lost bool) {
-	if lost && n != nil {
-		a.c.shared.routes.forgetNode(n.ID)
-	} else if !lost && !a.batch {
-		a.c.missed(routeKey{a.s.session, a.id})
+	switch routes, key := &a.c.shared.routes, (routeKey{a.s.Session, a.id}); {
+	case lost && n != nil:
+		routes.forgetNode(n.ID)
+	case !lost && !a.batch:
+		if _, _, known := routes.declared(key); !known { // needed if the call is lost
+			a.c.askNodes(key)
+		}
 	}
 }
 
@@ -52,13 +55,13 @@ func (a *attempt) Silent(n *bus.Peer, lost bool) {
 func (a *attempt) Subject(n *bus.Peer) (subject string, err error) {
 	switch {
 	case a.batch && n != nil:
-		subject, err = subjects.NodeBatch(n.ID, a.s.session)
+		subject, err = subjects.NodeBatch(n.ID, a.s.Session)
 	case a.batch:
-		subject, err = subjects.Subject{Kind: subjects.KindBatch, Session: a.s.session}.Build()
+		subject, err = subjects.Subject{Kind: subjects.KindBatch, Session: a.s.Session}.Build()
 	case n != nil:
-		subject, err = subjects.NodeTool(n.ID, a.s.session, a.id)
+		subject, err = subjects.NodeTool(n.ID, a.s.Session, a.id)
 	default:
-		subject, err = subjects.Tool(a.s.session, a.id)
+		subject, err = subjects.Tool(a.s.Session, a.id)
 	}
 	if err != nil {
 		return "", callerError(toolmesh.CodeInvalidRequest, "%w", err)
@@ -68,12 +71,9 @@ func (a *attempt) Subject(n *bus.Peer) (subject string, err error) {
 
 // request renders the call; its budget is the time left of ctx and the options.
 func (a *attempt) request(ctx context.Context, t target, delivery codec.Delivery, credit int64, body []byte) (*nats.Msg, error) {
-	s := a.s
-	call := codec.Call{
-		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
-		Depth: s.above.Depth, Parent: s.above.Parent, Lanes: s.above.Lanes, Revision: s.revision, Isolation: s.isolation, Keepalive: true, Answers: true, Outlive: s.outlive, WantLoad: t.choice, WantProgress: s.live, NoCache: s.noCache,
-		IdempotencyKey: s.key, Hops: s.hops, Trace: s.trace, Ref: s.ref, AcceptRef: !s.noRef, Read: delivery == codec.DeliverNone,
-	}
+	s, call := a.s, a.s.Call
+	call.Tool, call.Delivery, call.Credit = t.id, delivery, credit
+	call.WantLoad, call.Read = t.choice, delivery == codec.DeliverNone
 	if deadline, ok := ctx.Deadline(); ok {
 		left := min(time.Until(deadline), toolmesh.MaxTime)
 		if left <= 0 {
@@ -107,7 +107,7 @@ func (a *attempt) request(ctx context.Context, t target, delivery codec.Delivery
 // begin prepares one attempt.
 func (c *Client) begin(t target, s *settings) (*attempt, error) {
 	a := &attempt{c: c, s: s, id: t.id, batch: t.batch}
-	a.User, a.Session, a.RPC, a.Findable, a.What = a, s.session, s.rpc, !t.batch, "the tool ran"
+	a.User, a.Session, a.RPC, a.Findable, a.What = a, s.Session, s.RPCID, !t.batch, "the tool ran"
 	return a, a.Open(c.bus, 2) // an answer, or an acknowledgement and an end
 }
 
@@ -150,9 +150,9 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 			return nil, err
 		}
 		if !s.queue && t.node == nil && !t.batch {
-			c.learn(s.session, t.id)
+			c.learn(s.Session, t.id)
 		}
-		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Boot: r.Boot, Revision: r.Revision, Cache: r.Cache, Warning: r.Warning, LaneWait: r.LaneWait, NodeWait: r.NodeWait, Ref: r.Ref, Took: took}, nil
+		return &Result{RPCID: s.RPCID, Value: r.Body, Node: r.Node, Boot: r.Boot, Revision: r.Revision, Cache: r.Cache, Warning: r.Warning, LaneWait: r.LaneWait, NodeWait: r.NodeWait, Ref: r.Ref, Took: took}, nil
 	case codec.ReplyNoResponders:
 		return nil, errNobody
 	case codec.ReplyError:

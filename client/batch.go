@@ -79,34 +79,32 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 		}
 		members[i] = codec.Member{Index: i, Tool: call.Tool, Args: args, Timeout: min(call.Timeout, toolmesh.MaxTime)}
 	}
-	body, err := c.refer(ctx, calls[0].Tool, &s, codec.EncodeBatch(s.rpc, members, s.parallel))
+	body, err := c.refer(ctx, calls[0].Tool, s, codec.EncodeBatch(s.RPCID, members, s.parallel))
 	if err != nil {
 		return nil, err
 	}
-	defer c.release(&s)
-	room := newRoom(ctx, &s)
-	for n := 1; ; n++ {
-		r, err := c.unary(ctx, target{batch: true}, &s, body)
-		if err == nil && r.Ref != nil {
-			err = c.resolveResult(ctx, &s, r)
-		}
-		if err == nil {
-			return c.batchResults(ctx, &s, r.Value, len(calls))
-		}
-		e := toolmesh.AsError(err)
-		if room.wait(ctx, &s, e) {
-			n--
-			continue
-		}
-		again := busy(e) && !passes(e) || e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeUnavailable && e.Origin != toolmesh.OriginCaller
+	defer c.release(s)
+	s.queue = true
+	var r *Result
+	err = c.attempts(ctx, "", s, func(t target) (err error) {
+		t.batch = true
+		r, err = c.unary(ctx, t, s, body)
 		switch {
 		case errors.Is(err, errNobody):
-			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs batches: start an agent, or a router that serves functions").
-				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
-		case !again || n >= maxAttempts || !pause(ctx, n):
-			return nil, err
+			return final{toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs batches: start an agent, or a router that serves functions").
+				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)}
+		case err != nil && toolmesh.AsError(err).Started != toolmesh.StartedNo:
+			return final{err} // some of its calls may have run
 		}
+		return err
+	})
+	if err == nil && r.Ref != nil {
+		err = c.resolveResult(ctx, s, r)
 	}
+	if err != nil {
+		return nil, err
+	}
+	return c.batchResults(ctx, s, r.Value, len(calls))
 }
 
 // batchResults reads the answer of a batch, and the objects of its references.

@@ -8,8 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
@@ -50,6 +53,29 @@ func TestBusyIsWaitedFor(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A batch that does not wait for room is sent once.
+func TestBatchThatDoesNotWait(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	nc := broker.Connect(t)
+	var asked atomic.Int64
+	if _, err := nc.Subscribe("mesh.batch.default", func(m *nats.Msg) {
+		asked.Add(1)
+		header, body := codec.ErrorReply(toolmesh.Errorf(toolmesh.CodeBusy, "no room").WithStarted(toolmesh.StartedNo))
+		_ = m.RespondMsg(&nats.Msg{Header: nats.Header(header), Data: body})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(t, broker.Connect(t), nil)
+	_, err := c.Batch(t.Context(), []client.BatchCall{{Tool: "a.b"}}, client.NoWait())
+	if toolmesh.CodeOf(err) != toolmesh.CodeBusy || asked.Load() != 1 {
+		t.Errorf("%v after %d attempts", err, asked.Load())
 	}
 }
 

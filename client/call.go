@@ -44,30 +44,22 @@ func (r *Result) Decode(v any) error { return json.Unmarshal(r.Value, v) }
 // [toolmesh.CodeToolError] the tool failed, not the mesh. When ctx ends, the
 // call is cancelled where it runs.
 func (c *Client) Call(ctx context.Context, id subjects.ToolID, args any, opts ...CallOption) (*Result, error) {
-	s, err := c.settings(ctx, opts, "rpc_")
+	s, body, err := c.prepare(ctx, id, args, opts, "rpc_")
 	if err != nil {
 		return nil, err
 	}
 	ctx, stop := s.bound(ctx)
 	defer stop()
-	body, err := encodeArgs(args)
-	if err != nil {
-		return nil, err
-	}
-	if body, err = c.refer(ctx, id, &s, body); err != nil {
-		return nil, err
-	}
 	var result *Result
-	err = c.attempts(ctx, id, &s, func(t target) error {
-		var err error
-		result, err = c.unary(ctx, t, &s, body)
+	err = c.attempts(ctx, id, s, func(t target) (err error) {
+		result, err = c.unary(ctx, t, s, body)
 		return err
 	})
 	if err == nil && result.Ref != nil && !s.keepRef {
-		err = c.resolveResult(ctx, &s, result)
+		err = c.resolveResult(ctx, s, result)
 	}
 	if err != nil {
-		c.release(&s)
+		c.release(s)
 		return nil, err
 	}
 	return result, nil
@@ -99,7 +91,7 @@ func (c *Client) Cancel(ctx context.Context, rpc subjects.RPCID) (bool, error) {
 // Running says which node runs a call of the client's session, and of which tool. The error is
 // not_found where no node runs it.
 func (c *Client) Running(ctx context.Context, rpc subjects.RPCID) (codec.Where, error) {
-	at, err := c.where(ctx, c.session, rpc)
+	at, err := c.where(ctx, "", c.session, rpc)
 	switch code := toolmesh.CodeOf(err); {
 	case err == nil && at.Tool != "", code == toolmesh.CodePermissionDenied, code == toolmesh.CodeInvalidRequest:
 		return at, err
@@ -109,22 +101,8 @@ func (c *Client) Running(ctx context.Context, rpc subjects.RPCID) (codec.Where, 
 	return at, callerError(toolmesh.CodeNotFound, "no node runs call %q in session %q: it has ended, or it has another id or session", rpc, c.session)
 }
 
-// where asks all nodes, for [whereWait], which of them has a call; errNobody if there is no node.
-func (c *Client) where(ctx context.Context, session subjects.SessionID, rpc subjects.RPCID) (codec.Where, error) {
-	subject, err := subjects.Ctl(session, rpc)
-	return c.whereAt(ctx, subject, err)
-}
-
-// whereAt is where, of the nodes that a subject reaches.
-func (c *Client) whereAt(ctx context.Context, subject string, err error) (at codec.Where, _ error) {
-	if err != nil {
-		return at, callerError(toolmesh.CodeInvalidRequest, "%w", err)
-	}
-	ctx, stop := context.WithTimeout(ctx, whereWait)
-	defer stop()
-	m, err := c.ask(ctx, subject, codec.Encode(codec.Control{Type: codec.ControlWhere}))
-	if err == nil && (json.Unmarshal(m.Data, &at) != nil || at.Node == "") {
-		err = toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer about the call's node cannot be read: %.200s", m.Data)
-	}
-	return at, err
+// where is [bus.Bus.Where]; errNobody if there is no node.
+func (c *Client) where(ctx context.Context, node subjects.NodeID, session subjects.SessionID, rpc subjects.RPCID) (codec.Where, error) {
+	at, err := c.bus.Where(ctx, node, session, rpc)
+	return at, nobody(err)
 }

@@ -106,9 +106,8 @@ func NewOn(conn registry.Conn, opts *Options) (*Client, error) {
 	if _, err := subjects.EncodeToken(string(o.Session)); err != nil {
 		return nil, invalid("Session", err)
 	}
-	c := &Client{bus: b, foreign: b.Conn().Opts.ReconnectBufSize >= 0, session: o.Session, queue: o.QueueOnly, log: o.Logger, shared: &shared{}}
+	c := &Client{bus: b, foreign: b.Conn().Opts.ReconnectBufSize >= 0, session: o.Session, queue: o.QueueOnly, log: o.Logger, shared: &shared{routes: routes{known: make(map[routeKey]*route)}}}
 	c.shared.base, c.shared.end = context.WithCancel(context.Background())
-	c.shared.routes.init()
 	return c, nil
 }
 
@@ -152,34 +151,22 @@ type optionFunc func(*settings)
 
 func (f optionFunc) apply(s *settings) { f(s) }
 
-// settings are the options of one call.
+// settings are the options of one call: those that travel, and those for this process.
 type settings struct {
-	session    subjects.SessionID
-	rpc        subjects.RPCID
-	timeout    time.Duration
-	revision   string
-	isolation  toolmesh.Isolation
-	above      Lineage
+	codec.Call // Timeout is that of the options
+
 	idempotent bool
 	queue      bool
-	key        string
-	noCache    bool
 	noWait     bool
 	parallel   bool
-	outlive    bool
-	hops       int
 	again      time.Duration // since another process first sent it; 0: none did
 	boot       subjects.BootID
-	ref        *codec.Ref // the arguments, where they are no body; nil for most
-	first      *bus.Peer  // has those at hand
-	noRef      bool       // the result must not come by reference
-	referred   func()     // nil for most
+	first      *bus.Peer // has arguments that are no body at hand
+	referred   func()    // nil for most
 	admit      func(bytes int64) error
-	keepRef    bool        // a result that does so is left where it is
-	deserted   func() bool // of a call that is passed on: whether its callers are gone; nil for others
-	trace      codec.Trace
+	keepRef    bool                 // a result that comes by reference is left where it is
+	deserted   func() bool          // of a call that is passed on: whether its callers are gone; nil for others
 	progress   func(codec.Progress) // nil for most
-	live       bool                 // progress is sent when the tool reports it
 }
 
 // WithIdempotencyKey gives a unary call a key that is valid in the session for a day. The
@@ -189,51 +176,47 @@ type settings struct {
 // The client repeats the request by itself when its node is lost. A key has 1 to 512 bytes;
 // it needs JetStream.
 func WithIdempotencyKey(key string) CallOption {
-	return optionFunc(func(s *settings) { s.key = key })
+	return optionFunc(func(s *settings) { s.IdempotencyKey = key })
 }
 
 // WithSession calls in another session than the client's.
 func WithSession(session subjects.SessionID) CallOption {
-	return optionFunc(func(s *settings) { s.session = session })
+	return optionFunc(func(s *settings) { s.Session = session })
 }
 
 // WithRPCID names the call. Defaults to a new id. The same id again is the same
 // call: it runs once.
-func WithRPCID(id subjects.RPCID) CallOption {
-	return optionFunc(func(s *settings) { s.rpc = id })
-}
+func WithRPCID(id subjects.RPCID) CallOption { return optionFunc(func(s *settings) { s.RPCID = id }) }
 
 // WithTimeout is the call's total time; the context's deadline counts if it is shorter. Defaults
 // to the time that the tool declares, else 30 s for a unary call and no total for a stream.
-func WithTimeout(d time.Duration) CallOption {
-	return optionFunc(func(s *settings) { s.timeout = d })
-}
+func WithTimeout(d time.Duration) CallOption { return optionFunc(func(s *settings) { s.Timeout = d }) }
 
 // bound ends ctx a moment after the call's total time, to leave time for the node's own error. It
 // ends no call with [Outlive]: a caller that lost its connection joins such a call again and
 // learns its outcome.
 func (s *settings) bound(ctx context.Context) (context.Context, context.CancelFunc) {
-	if s.timeout <= 0 || s.outlive {
+	if s.Timeout <= 0 || s.Outlive {
 		return ctx, func() {}
 	}
-	return context.WithTimeout(ctx, s.timeout+time.Second)
+	return context.WithTimeout(ctx, s.Timeout+time.Second)
 }
 
 // WithRevision asks for one revision of the tool's index.
 func WithRevision(revision string) CallOption {
-	return optionFunc(func(s *settings) { s.revision = revision })
+	return optionFunc(func(s *settings) { s.Revision = revision })
 }
 
 // WithIsolation asks for a tighter isolation than the tool declares: session,
 // fork or fresh. A looser one is ignored, as is any by a tool that is a function
 // of a service.
 func WithIsolation(isolation toolmesh.Isolation) CallOption {
-	return optionFunc(func(s *settings) { s.isolation = isolation })
+	return optionFunc(func(s *settings) { s.Isolation = isolation })
 }
 
 // WithLineage sets the calls above this one. Defaults to those of the context.
 func WithLineage(above Lineage) CallOption {
-	return optionFunc(func(s *settings) { s.above = above })
+	return optionFunc(func(s *settings) { s.Parent, s.Depth, s.Lanes = above.Parent, above.Depth, above.Lanes })
 }
 
 // Idempotent permits sending the call again when its node was lost. A tool that is declared
@@ -245,7 +228,7 @@ func ViaQueue() CallOption { return optionFunc(func(s *settings) { s.queue = tru
 
 // NoCache runs the tool even if its node keeps the result of an equal call; the new result
 // replaces the kept one.
-func NoCache() CallOption { return optionFunc(func(s *settings) { s.noCache = true }) }
+func NoCache() CallOption { return optionFunc(func(s *settings) { s.NoCache = true }) }
 
 // NoWait ends a call as busy at once if no node has room for it, without another attempt.
 func NoWait() CallOption { return optionFunc(func(s *settings) { s.noWait = true }) }
@@ -257,7 +240,7 @@ func Parallel() CallOption { return optionFunc(func(s *settings) { s.parallel = 
 
 // Outlive lets a call go on when this process dies, for another process that joins it; see
 // [Client.Join]. Other calls end then.
-func Outlive() CallOption { return optionFunc(func(s *settings) { s.outlive = true }) }
+func Outlive() CallOption { return optionFunc(func(s *settings) { s.Outlive = true }) }
 
 // ByReference does not read a result that came by reference: [Result.Ref] names it.
 // [Client.Forget] deletes it; otherwise it expires in 15 minutes.
@@ -282,13 +265,11 @@ func WithProgress(f func(codec.Progress)) CallOption {
 // WithLiveProgress is [WithProgress] with each report of the tool forwarded at once, but at most
 // one in 50 ms: then the latest one.
 func WithLiveProgress(f func(codec.Progress)) CallOption {
-	return optionFunc(func(s *settings) { s.progress, s.live = f, f != nil })
+	return optionFunc(func(s *settings) { s.progress, s.WantProgress = f, f != nil })
 }
 
 // WithTrace adds the call to a trace; see [codec.NewTrace].
-func WithTrace(t codec.Trace) CallOption {
-	return optionFunc(func(s *settings) { s.trace = t })
-}
+func WithTrace(t codec.Trace) CallOption { return optionFunc(func(s *settings) { s.Trace = t }) }
 
 // Lineage is the call that makes a nested call, and the number of calls above the nested one.
 type Lineage struct {
@@ -303,42 +284,41 @@ type Lineage struct {
 // precedence.
 type LineageKey struct{}
 
-func (c *Client) settings(ctx context.Context, opts []CallOption, prefix string) (settings, error) {
-	var above Lineage
-	if l, ok := ctx.Value(LineageKey{}).(*Lineage); ok && l != nil {
-		above = *l
+func (c *Client) settings(ctx context.Context, opts []CallOption, prefix string) (*settings, error) {
+	s := &settings{Call: codec.Call{Session: c.session, Keepalive: true, Answers: true, AcceptRef: true}, queue: c.queue}
+	if above, ok := ctx.Value(LineageKey{}).(*Lineage); ok && above != nil {
+		WithLineage(*above).apply(s)
 	}
-	s := settings{session: c.session, queue: c.queue, above: above}
 	for _, o := range opts {
 		if o != nil {
-			o.apply(&s)
+			o.apply(s)
 		}
 	}
-	if s.rpc == "" {
-		s.rpc = subjects.NewRPCID(prefix)
-	} else if err := checkRPCID(string(s.rpc)); err != nil {
-		return s, err
+	if s.RPCID == "" {
+		s.RPCID = subjects.NewRPCID(prefix)
 	}
-	if s.key != strings.TrimSpace(s.key) || strings.ContainsFunc(s.key, func(c rune) bool { return c < ' ' || c > '~' }) {
-		return s, callerError(toolmesh.CodeInvalidRequest, "the idempotency key %q has space around it, or a character that is not ASCII: it travels in a header", s.key)
+	// Another text would arrive: the call would run, and could not be found by its caller's.
+	switch rpc, key := string(s.RPCID), s.IdempotencyKey; {
+	case rpc != strings.TrimSpace(rpc) || strings.ContainsFunc(rpc, unicode.IsControl):
+		return s, callerError(toolmesh.CodeInvalidRequest, "the rpc_id %q has space around it, or a control character: it travels in a header", rpc)
+	case key != strings.TrimSpace(key) || strings.ContainsFunc(key, func(c rune) bool { return c < ' ' || c > '~' }):
+		return s, callerError(toolmesh.CodeInvalidRequest, "the idempotency key %q has space around it, or a character that is not ASCII: it travels in a header", key)
+	case s.Timeout < 0:
+		return s, callerError(toolmesh.CodeInvalidRequest, "the timeout is %v: it cannot be negative", s.Timeout)
 	}
-	if s.timeout < 0 {
-		return s, callerError(toolmesh.CodeInvalidRequest, "the timeout is %v: it cannot be negative", s.timeout)
-	}
-	s.timeout = min(s.timeout, toolmesh.MaxTime)
+	s.Timeout = min(s.Timeout, toolmesh.MaxTime)
 	return s, nil
 }
 
-// checkRPCID refuses an id that would arrive as another one: the call would run,
-// and could not be cancelled by the id that the caller gave it.
-func checkRPCID(id string) error {
-	switch {
-	case id != strings.TrimSpace(id):
-		return callerError(toolmesh.CodeInvalidRequest, "the rpc_id %q has space around it, which a header does not carry", id)
-	case strings.ContainsFunc(id, unicode.IsControl):
-		return callerError(toolmesh.CodeInvalidRequest, "the rpc_id %q holds a character that cannot travel in a header", id)
+// prepare reads the options and the arguments of a call; body is what its request carries.
+func (c *Client) prepare(ctx context.Context, id subjects.ToolID, args any, opts []CallOption, prefix string) (s *settings, body []byte, err error) {
+	if s, err = c.settings(ctx, opts, prefix); err != nil {
+		return nil, nil, err
 	}
-	return nil
+	if body, err = encodeArgs(args); err == nil {
+		body, err = c.refer(ctx, id, s, body)
+	}
+	return s, body, err
 }
 
 func callerError(code toolmesh.Code, format string, args ...any) *toolmesh.Error {

@@ -16,7 +16,8 @@ import (
 
 // A connection is cut, by a broker for which too much waits as by anybody, and the results that
 // were on their way are lost. The node has them: the client, which does not know yet which node
-// that is, asks for them again.
+// that is, asks for them again. On a loaded machine the connection may be back, or answer, too late
+// for a call: then it is cut once more.
 func TestResultsLostWithTheConnection(t *testing.T) {
 	t.Parallel()
 	const calls, size = 12, 100_000
@@ -38,29 +39,40 @@ func TestResultsLostWithTheConnection(t *testing.T) {
 	t.Cleanup(proxy.Heal)
 	c := newClient(t, proxy.Connect(t), &client.Options{QueueOnly: true})
 	ends := make(chan error, calls)
-	for n := range calls {
-		go func() {
-			r, err := c.Call(t.Context(), "wide.text", map[string]int{"n": n})
-			var text string
-			if err == nil {
-				err = r.Decode(&text)
+	for cuts := uint64(1); ; cuts++ {
+		for n := range calls {
+			go func() {
+				r, err := c.Call(t.Context(), "wide.text", map[string]int{"n": n})
+				var text string
+				if err == nil {
+					err = r.Decode(&text)
+				}
+				if err == nil && (len(text) != size || text[0] != byte('a'+n%20)) {
+					err = toolmesh.Errorf(toolmesh.CodeInternal, "call %d has another one's result", n)
+				}
+				ends <- err
+			}()
+		}
+		for range calls {
+			wait(t, "start", started)
+		}
+		proxy.Cut(true)
+		for range calls {
+			release <- struct{}{}
+		}
+		meshtest.Until(t, "the results are sent, to nobody", func() bool { return h.Figures().Calls == cuts*calls })
+		proxy.Heal()
+		late := 0
+		for range calls {
+			switch err := wait(t, "a call's end", ends); {
+			case err != nil && (cuts == 5 || toolmesh.CodeOf(err) != toolmesh.CodeUnavailable):
+				t.Errorf("a call: %v", err)
+			case err != nil:
+				late++
 			}
-			if err == nil && (len(text) != size || text[0] != byte('a'+n%20)) {
-				err = toolmesh.Errorf(toolmesh.CodeInternal, "call %d has another one's result", n)
-			}
-			ends <- err
-		}()
-	}
-	for range calls {
-		wait(t, "start", started)
-	}
-	proxy.Cut(true)
-	close(release)
-	meshtest.Until(t, "the results are sent, to nobody", func() bool { return h.Figures().Calls == calls })
-	proxy.Heal()
-	for range calls {
-		if err := wait(t, "a call's end", ends); err != nil {
-			t.Errorf("a call: %v", err)
+		}
+		if late == 0 {
+			return
 		}
 	}
 }
@@ -82,7 +94,7 @@ func TestCutConnectionIsNotANodeLost(t *testing.T) {
 	wait(t, "the request", asked)
 	proxy.Cut(false)
 	e := toolmesh.AsError(wait(t, "the end", call).err)
-	if e == nil || e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedUnknown || e.Details["reason"] != "connection_cut" {
+	if e == nil || e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedUnknown || e.Details["reason"] != "connection_cut" && !strings.Contains(e.Message, "ping") { // a new connection may be slow
 		t.Errorf("after the cut: %+v", e)
 	}
 }

@@ -40,11 +40,8 @@ func (c *Client) PutBytes(ctx context.Context, data []byte) (tool.File, error) {
 }
 
 func (c *Client) put(ctx context.Context, r io.ReadSeeker, size int64) (tool.File, error) {
-	ref, err := payloads.Put(ctx, c.bus, c.session, "", r, size)
+	ref, err := c.store(ctx, c.session, "", r, size)
 	if err != nil {
-		if ctx.Err() != nil {
-			return tool.File{}, ended(ctx, toolmesh.StartedNo)
-		}
 		return tool.File{}, err
 	}
 	return tool.File{Ref: ref.Name, Digest: ref.Digest, Size: size}, nil
@@ -80,8 +77,8 @@ func (c *Client) DropFile(f tool.File) {
 	c.Forget(c.session, &codec.Ref{Name: f.Ref, Digest: f.Digest})
 }
 
-// WriteResult writes the value of a result to w: of a call made with [ByReference] without
-// having all of a large one in memory.
+// WriteResult writes the value of a result of the client's session to w: of a call made with
+// [ByReference] without having all of a large one in memory.
 func (c *Client) WriteResult(ctx context.Context, r *Result, w io.Writer) error {
 	if r.Ref != nil {
 		return c.get(ctx, r.Ref, r, w)
@@ -92,11 +89,8 @@ func (c *Client) WriteResult(ctx context.Context, r *Result, w io.Writer) error 
 
 // get writes the object of a reference of the client's session to w, and has it deleted.
 func (c *Client) get(ctx context.Context, ref *codec.Ref, of *Result, w io.Writer) error {
-	if err := payloads.Get(ctx, c.bus, c.session, of.Node, ref, w); err != nil {
-		if ctx.Err() != nil {
-			return ended(ctx, toolmesh.StartedYes)
-		}
-		return toolmesh.AsError(err).WithStarted(toolmesh.StartedYes)
+	if err := c.fetch(ctx, c.session, of.Node, ref, w); err != nil {
+		return err
 	}
 	payloads.Delete(c.bus, c.session, of.Node, ref)
 	return nil

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"iter"
-	"sync"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -28,7 +27,7 @@ func (c *Client) Follow(ctx context.Context, rpc subjects.RPCID, from int64) ite
 		if err == nil {
 			r := newReader(yield)
 			r.order, r.taken = chunks.NewOrder(from), from-1
-			err = r.follow(ctx, c, &s)
+			err = r.follow(ctx, c, s)
 		}
 		if err != nil && !errors.Is(err, errStopped) {
 			yield(Chunk{}, err)
@@ -50,7 +49,7 @@ func (r *reader) follow(ctx context.Context, c *Client, s *settings) error {
 		return err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	at, err := c.where(ctx, s.session, s.rpc)
+	at, err := c.where(ctx, "", s.Session, s.RPCID)
 	switch {
 	case ctx.Err() != nil:
 		return ended(ctx, toolmesh.StartedUnknown)
@@ -66,12 +65,9 @@ func (r *reader) follow(ctx context.Context, c *Client, s *settings) error {
 	r.acked, r.joined, r.looked = true, true, time.Now()
 	r.granted = r.taken + firstCredit
 	r.sendCredit()
-	stop := make(chan struct{})
-	var keeper sync.WaitGroup
-	keeper.Go(func() { r.keepCredit(stop) })
+	stop := r.keepCredit(ctx)
 	defer func() {
-		close(stop)
-		keeper.Wait()
+		stop()
 		r.abandonReplay()
 	}()
 	if err := r.askStore(); err != nil {
@@ -91,27 +87,26 @@ func (r *reader) stored(ctx context.Context) error {
 	case done:
 		return err
 	case r.taken == before && high.Seq == 0 && !high.Terminal:
-		return toolmesh.Errorf(toolmesh.CodeNotFound, "stream %q does not exist: no node runs it, and no chunk is stored (streams are kept for 15 minutes)", r.p.s.rpc).
+		return toolmesh.Errorf(toolmesh.CodeNotFound, "stream %q does not exist: no node runs it, and no chunk is stored (streams are kept for 15 minutes)", r.p.s.RPCID).
 			WithOrigin(toolmesh.OriginCaller)
 	case high.Seq < 0:
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "no node answers requests for the stored chunks of %q", r.p.s.rpc).WithOrigin(toolmesh.OriginMesh)
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "no node answers requests for the stored chunks of %q", r.p.s.RPCID).WithOrigin(toolmesh.OriginMesh)
 	case high.Terminal:
 		return toolmesh.Errorf(toolmesh.CodeStreamExpired, "items from %d on are no longer kept, or never were: the stream has %d", r.taken+1, high.Seq).
 			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedYes)
 	}
-	return toolmesh.Errorf(toolmesh.CodeNodeLost, "the node of the stream %q is gone, and its end was not stored", r.p.s.rpc).WithOrigin(toolmesh.OriginCaller)
+	return toolmesh.Errorf(toolmesh.CodeNodeLost, "the node of the stream %q is gone, and its end was not stored", r.p.s.RPCID).WithOrigin(toolmesh.OriginCaller)
 }
 
 // checkEnd ends the reading of a joined stream that has ended without an end in the store: the store
 // was full, or the end was removed. The node sends the error to the caller that began the stream.
 // The store must answer twice that it has no end, as a replica may lag; its silence proves nothing.
 func (r *reader) checkEnd(ctx context.Context) (done bool, err error) {
-	if !r.joined || time.Since(r.looked) < endWait || time.Since(r.lastArrived()) < endWait {
+	if !r.joined || time.Since(r.looked) < endWait || time.Since(r.lastArrived(r.p.Asked())) < endWait {
 		return false, nil
 	}
 	r.looked = time.Now()
-	subject, err := subjects.NodeCtl(r.p.Peer().Name(), r.p.s.session, r.p.s.rpc)
-	if at, err := r.p.c.whereAt(ctx, subject, err); err != nil || at.Tool != "" {
+	if at, err := r.p.c.where(ctx, r.p.Peer().Name(), r.p.s.Session, r.p.s.RPCID); err != nil || at.Tool != "" {
 		return false, nil
 	}
 	if done, err := r.rest(ctx); done {
@@ -124,6 +119,6 @@ func (r *reader) checkEnd(ctx context.Context) (done bool, err error) {
 		r.endless = answered
 		return false, nil
 	}
-	return true, toolmesh.Errorf(toolmesh.CodeStreamExpired, "the stream %q has ended, and its end is not stored: there are no items after %d", r.p.s.rpc, r.taken).
+	return true, toolmesh.Errorf(toolmesh.CodeStreamExpired, "the stream %q has ended, and its end is not stored: there are no items after %d", r.p.s.RPCID, r.taken).
 		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedYes)
 }

@@ -75,31 +75,22 @@ type route struct {
 	// Whether the tool is declared idempotent, by the registry's last answer.
 	idempotent bool
 	answered   time.Time
-}
-
-// routes is the candidates of the tools in use, and the full ids behind the
-// short ones that callers sent.
-type routes struct {
-	mu      sync.Mutex
-	known   map[routeKey]*route
-	aliases map[routeKey]alias
-}
-
-type alias struct {
+	// The full id behind a short one, and when it was found.
 	full  subjects.ToolID
 	found time.Time
 }
 
-func (r *routes) init() {
-	r.known = make(map[routeKey]*route)
-	r.aliases = make(map[routeKey]alias)
+// routes is what is known of the tools in use, and of short ids that callers sent.
+type routes struct {
+	mu    sync.Mutex
+	known map[routeKey]*route
 }
 
 func (r *routes) alias(session subjects.SessionID, id subjects.ToolID) subjects.ToolID {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if a, ok := r.aliases[routeKey{session, id}]; ok && time.Since(a.found) <= aliasKeep {
-		return a.full
+	if known := r.known[routeKey{session, id}]; known != nil && time.Since(known.found) <= aliasKeep {
+		return known.full
 	}
 	return id
 }
@@ -107,8 +98,8 @@ func (r *routes) alias(session subjects.SessionID, id subjects.ToolID) subjects.
 func (r *routes) setAlias(session subjects.SessionID, short, full subjects.ToolID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	makeRoom(r.aliases)
-	r.aliases[routeKey{session, short}] = alias{full, time.Now()}
+	known := r.entry(routeKey{session, short})
+	known.full, known.found = full, known.used
 }
 
 func (r *routes) forget(session subjects.SessionID, id subjects.ToolID, gone subjects.NodeID) {
@@ -153,9 +144,9 @@ func (c *Client) pick(session subjects.SessionID, id subjects.ToolID) (n *seat, 
 // and a node may be drawn twice, as the freer of two different nodes would get every call,
 // whatever its weight.
 func better(nodes []*seat) *seat {
-	best, other := draw(nodes, nil), draw(nodes, nil)
+	best, other := draw(nodes), draw(nodes)
 	if best != nil && best == other && !best.usable() {
-		other = draw(nodes, best)
+		other = draw(slices.DeleteFunc(slices.Clone(nodes), func(n *seat) bool { return n == best }))
 	}
 	if best != nil && other != nil && (!best.usable() || other.usable() && other.Load() < best.Load()) {
 		best = other
@@ -166,50 +157,39 @@ func better(nodes []*seat) *seat {
 	return best
 }
 
-// draw draws one of the nodes other than but; nil if there is no other.
-func draw(nodes []*seat, but *seat) *seat {
+// draw draws one of the nodes by their weights; nil of none.
+func draw(nodes []*seat) (drawn *seat) {
 	all := uint64(0)
 	for _, n := range nodes {
-		if n != but {
-			all += n.weight.Load()
-		}
+		all += n.weight.Load()
 	}
 	at := rand.Uint64N(all + 1)
-	var last *seat
-	for _, n := range nodes {
-		if n == but {
-			continue
-		}
-		last = n
-		w := n.weight.Load()
+	for _, drawn = range nodes {
+		w := drawn.weight.Load()
 		if at < w {
 			break
 		}
 		at -= w
 	}
-	return last
+	return drawn
 }
 
-// entry returns the route of a tool that is in use, a new one if needed; r.mu is held.
+// entry returns the route of a tool that is in use, a new one if needed; r.mu is held. Of too many
+// any is forgotten: it is asked for again.
 func (r *routes) entry(key routeKey) *route {
 	known := r.known[key]
 	if known == nil {
-		makeRoom(r.known)
+		for one := range r.known {
+			if len(r.known) < maxRoutes {
+				break
+			}
+			delete(r.known, one)
+		}
 		known = &route{}
 		r.known[key] = known
 	}
 	known.used = time.Now()
 	return known
-}
-
-// makeRoom has a map forget any of its entries if it has too many: it is asked for again.
-func makeRoom[K comparable, V any](m map[K]V) {
-	for one := range m {
-		if len(m) < maxRoutes {
-			return
-		}
-		delete(m, one)
-	}
 }
 
 // learn begins to know a tool that was called through the queue group.
@@ -261,14 +241,6 @@ func (c *Client) askNodes(key routeKey) <-chan singleflight.Result {
 		known.idempotent, known.asked, known.answered = idempotent, known.used, known.used
 		return nil, nil
 	})
-}
-
-// missed asks, as soon as the node of a call is silent, for the answers that are needed if the
-// call is lost.
-func (c *Client) missed(key routeKey) {
-	if _, _, ok := c.shared.routes.declared(key); !ok {
-		c.askNodes(key)
-	}
 }
 
 // declaredIdempotent finds out, once a call was lost, whether its tool is declared so that

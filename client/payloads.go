@@ -3,6 +3,7 @@ package client
 import (
 	"bytes"
 	"context"
+	"io"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -21,37 +22,43 @@ func (c *Client) refer(ctx context.Context, id subjects.ToolID, s *settings, bod
 	if limit == 0 || int64(len(body)+headerRoom) <= limit {
 		return body, nil
 	}
-	if s.timeout > 0 {
+	if s.Timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, s.timeout)
+		ctx, cancel = context.WithTimeout(ctx, s.Timeout)
 		defer cancel()
 	}
 	began := time.Now()
-	if n, _ := c.pick(s.session, c.shared.routes.alias(s.session, id)); n != nil && !s.queue {
+	if n, _ := c.pick(s.Session, c.shared.routes.alias(s.Session, id)); n != nil && !s.queue {
 		s.first = n.Peer
 	}
-	ref, err := payloads.Put(ctx, c.bus, s.session, s.first.Name(), bytes.NewReader(body), int64(len(body)))
+	ref, err := c.store(ctx, s.Session, s.first.Name(), bytes.NewReader(body), int64(len(body)))
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil, ended(ctx, toolmesh.StartedNo)
-		}
 		return nil, err
 	}
-	s.ref = ref
+	s.Ref = ref
 	if s.referred != nil {
 		s.referred()
 	}
-	if s.timeout > 0 {
-		s.timeout = max(s.timeout-time.Since(began), time.Millisecond)
+	if s.Timeout > 0 {
+		s.Timeout = max(s.Timeout-time.Since(began), time.Millisecond)
 	}
 	return nil, nil
+}
+
+// store puts a value into the object store, at a node if one is named.
+func (c *Client) store(ctx context.Context, session subjects.SessionID, at subjects.NodeID, r io.ReadSeeker, size int64) (*codec.Ref, error) {
+	ref, err := payloads.Put(ctx, c.bus, session, at, r, size)
+	if err != nil && ctx.Err() != nil {
+		err = ended(ctx, toolmesh.StartedNo)
+	}
+	return ref, err
 }
 
 // release deletes the arguments of a call that has failed and may never have begun. The node
 // deletes those of a call that succeeded.
 func (c *Client) release(s *settings) {
-	if s.ref != nil {
-		payloads.Delete(c.bus, s.session, s.first.Name(), s.ref)
+	if s.Ref != nil {
+		payloads.Delete(c.bus, s.Session, s.first.Name(), s.Ref)
 	}
 }
 
@@ -62,11 +69,11 @@ func (c *Client) Forget(session subjects.SessionID, ref *codec.Ref) {
 
 // resolveResult reads a result that came by reference, and deletes it.
 func (c *Client) resolveResult(ctx context.Context, s *settings, result *Result) error {
-	value, err := c.read(ctx, s.session, result.Node, result.Ref, s.admit)
+	value, err := c.read(ctx, s.Session, result.Node, result.Ref, s.admit)
 	if err != nil {
 		return err
 	}
-	payloads.Delete(c.bus, s.session, result.Node, result.Ref)
+	payloads.Delete(c.bus, s.Session, result.Node, result.Ref)
 	result.Value, result.Ref = value, nil
 	return nil
 }
@@ -74,12 +81,20 @@ func (c *Client) resolveResult(ctx context.Context, s *settings, result *Result)
 // read returns the object of a result or an item that a node has stored.
 func (c *Client) read(ctx context.Context, session subjects.SessionID, at subjects.NodeID, ref *codec.Ref, admit func(int64) error) ([]byte, error) {
 	value := payloads.Memory{Admit: admit}
-	err := payloads.Get(ctx, c.bus, session, at, ref, &value)
+	if err := c.fetch(ctx, session, at, ref, &value); err != nil {
+		return nil, err
+	}
+	return value.Bytes(), nil
+}
+
+// fetch writes such an object to w.
+func (c *Client) fetch(ctx context.Context, session subjects.SessionID, at subjects.NodeID, ref *codec.Ref, w io.Writer) error {
+	err := payloads.Get(ctx, c.bus, session, at, ref, w)
 	switch {
 	case err == nil:
-		return value.Bytes(), nil
+		return nil
 	case ctx.Err() != nil:
-		return nil, ended(ctx, toolmesh.StartedYes)
+		return ended(ctx, toolmesh.StartedYes)
 	}
-	return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedYes)
+	return toolmesh.AsError(err).WithStarted(toolmesh.StartedYes)
 }

@@ -131,8 +131,13 @@ func (c *Client) askAny(ctx context.Context, subject string, body []byte) (*nats
 // ask sends one request and waits for one answer; errNobody if none can come.
 func (c *Client) ask(ctx context.Context, subject string, body []byte) (*nats.Msg, error) {
 	m, err := c.bus.Request(ctx, &nats.Msg{Subject: subject, Data: body})
+	return m, nobody(err)
+}
+
+// nobody is errNobody for the error of a request that met no subscription, and any other error itself.
+func nobody(err error) error {
 	if errors.Is(err, nats.ErrNoResponders) {
-		return nil, errNobody
+		return errNobody
 	}
-	return m, err
+	return err
 }

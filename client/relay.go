@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -35,7 +36,7 @@ func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMes
 	s := relayed(req, progress)
 	s.deserted = deserted
 	err = c.relay(ctx, req, from, to, func(t target) error {
-		result, err = c.unary(ctx, t, &s, args)
+		result, err = c.unary(ctx, t, s, args)
 		return err
 	})
 	return result, err
@@ -46,25 +47,25 @@ func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMes
 // id: the call travels under another one, derived from it.
 func (c *Client) RelayStream(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, to codec.Where, send func(json.RawMessage) error, progress func(codec.Progress)) error {
 	s := relayed(req, progress)
-	s.rpc += ".passed"
+	s.RPCID += ".passed"
 	return c.relay(ctx, req, from, to, func(t target) error {
 		var refused error
 		r := newReader(func(chunk Chunk, _ error) bool {
 			refused = send(chunk.Data)
 			return refused == nil
 		})
-		err := r.run(ctx, c, t, &s, args)
+		err := r.run(ctx, c, t, s, args)
 		return cmp.Or(refused, err)
 	})
 }
 
 // relayed is how a request is passed on.
-func relayed(req *codec.Request, progress func(codec.Progress)) settings {
-	return settings{
-		progress: progress, live: req.WantProgress,
-		session: req.Session, rpc: req.RPCID, revision: req.Revision, isolation: req.Isolation, above: Lineage{req.Parent, req.Depth, req.Lanes},
-		key: req.IdempotencyKey, noCache: req.NoCache, outlive: req.Outlive, hops: req.Hops + 1, trace: req.Trace, ref: req.Ref, noRef: !req.AcceptRef,
-	}
+func relayed(req *codec.Request, progress func(codec.Progress)) *settings {
+	s := &settings{Call: req.Call, progress: progress}
+	s.Timeout, s.Deadline = 0, time.Time{} // its context has the time that is left
+	s.Hops++
+	s.Keepalive, s.Answers = true, true
+	return s
 }
 
 // relay chooses where a request is passed on to.
@@ -113,13 +114,13 @@ func notThere(err error) bool {
 // others are the nodes other than without that serve a tool and report room for it.
 func (c *Client) others(ctx context.Context, key routeKey, without subjects.NodeID) ([]*seat, error) {
 	c.pick(key.session, key.id) // marks the route as used, so that it is refreshed
-	nodes, ok := c.shared.routes.seats(key)
-	if !ok {
+	nodes := c.shared.routes.seats(key)
+	if nodes == nil {
 		select { // a node without heartbeats counts too: it may just have joined
 		case <-c.askNodes(key):
 		case <-ctx.Done():
 		}
-		nodes, _ = c.shared.routes.seats(key)
+		nodes = c.shared.routes.seats(key)
 	}
 	if ctx.Err() != nil {
 		return nil, ended(ctx, toolmesh.StartedNo)
@@ -127,21 +128,19 @@ func (c *Client) others(ctx context.Context, key routeKey, without subjects.Node
 	return slices.DeleteFunc(nodes, func(n *seat) bool { return n.ID == without || !n.usable() || n.Load() >= 1 }), nil
 }
 
-// seats returns those of a route, false if there is none.
-func (r *routes) seats(key routeKey) ([]*seat, bool) {
+// seats returns those of a tool, nil if they are not known.
+func (r *routes) seats(key routeKey) []*seat {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	known := r.known[key]
-	if known == nil {
-		return nil, false
+	if known := r.known[key]; known != nil {
+		return slices.Clone(known.seats)
 	}
-	return slices.Clone(known.seats), true
+	return nil
 }
 
 const (
-	// whereWait is for how long a node is waited for that has a call, each time that it is
-	// asked for, and whereAsks how often that is: a node that is silent for so long is lost.
-	whereWait = time.Second
+	// whereAsks is how often the nodes are asked which of them has a call: a node that is silent for
+	// so long is lost.
 	whereAsks = 3
 	// whereSettled is how long a connection lasts until nodes that lost theirs at the same
 	// time are back.
@@ -158,9 +157,9 @@ func (c *Client) Join(ctx context.Context, id subjects.ToolID, rpc subjects.RPCI
 	var at codec.Where
 	for n := 1; at.Node == ""; n++ {
 		asked := time.Now()
-		at, err = c.where(ctx, c.session, rpc)
+		at, err = c.where(ctx, "", c.session, rpc)
 		if errors.Is(err, errNobody) { // no node at all is there now
-			wake.After(ctx, whereWait-time.Since(asked))
+			wake.After(ctx, bus.WhereWait-time.Since(asked))
 		}
 		silent := ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errNobody))
 		switch {
@@ -182,13 +181,13 @@ func (c *Client) Join(ctx context.Context, id subjects.ToolID, rpc subjects.RPCI
 	}
 	n.Outstanding.Add(1)
 	defer n.Outstanding.Add(-1)
-	body, err := c.refer(ctx, name, &s, args) // of the same bytes, so of the same digest
+	body, err := c.refer(ctx, name, s, args) // of the same bytes, so of the same digest
 	if err == nil {
-		result, err = c.unary(ctx, target{id: name, node: n}, &s, body)
+		result, err = c.unary(ctx, target{id: name, node: n}, s, body)
 	}
 	if err == nil && result.Ref != nil {
-		err = c.resolveResult(ctx, &s, result)
+		err = c.resolveResult(ctx, s, result)
 	}
-	c.release(&s)
+	c.release(s)
 	return result, true, err
 }

@@ -58,14 +58,14 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 }
 
 func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, send func(target) error) error {
-	id := c.shared.routes.alias(s.session, name)
-	resolved, queueOnly, lost, first := false, s.queue, 0, s.rpc
+	id := c.shared.routes.alias(s.Session, name)
+	resolved, queueOnly, lost, first := false, s.queue, 0, s.RPCID
 	reason := "" // why no node serves the tool
 	room := newRoom(ctx, s)
 	for n := 1; ; n++ {
 		t := target{id: id}
 		if !queueOnly {
-			if t.seat, t.choice = c.pick(s.session, id); t.seat != nil {
+			if t.seat, t.choice = c.pick(s.Session, id); t.seat != nil {
 				t.node = t.seat.Peer
 			}
 			if at := s.first; n == 1 && at != nil && at.Usable() {
@@ -87,7 +87,7 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 			return f.err
 		}
 		e := toolmesh.AsError(err)
-		if t.seat != nil && busy(e) && !codec.NodeBusy(e) && c.refused(routeKey{s.session, id}, t.seat, e) && ctx.Err() == nil && n < maxAttempts {
+		if t.seat != nil && busy(e) && !codec.NodeBusy(e) && c.refused(routeKey{s.Session, id}, t.seat, e) && ctx.Err() == nil && n < maxAttempts {
 			continue // another one has room, perhaps
 		}
 		if room.wait(ctx, s, e) {
@@ -106,14 +106,14 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 		case codec.StateGone(e):
 			return err // the caller is to know: the next call would find a new worker
 		case errors.Is(err, errNobody) && t.node != nil:
-			c.shared.routes.forget(s.session, id, t.node.ID)
+			c.shared.routes.forget(s.Session, id, t.node.ID)
 			queueOnly = true
 		case errors.Is(err, errNobody):
 			if resolved {
 				return unserved(id, reason)
 			}
 			resolved = true
-			other, why, err := c.resolve(ctx, s.session, name)
+			other, why, err := c.resolve(ctx, s.Session, name)
 			if err != nil {
 				return err
 			}
@@ -121,46 +121,46 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 			if other == id {
 				return unserved(id, reason)
 			}
-			c.shared.routes.setAlias(s.session, name, other)
+			c.shared.routes.setAlias(s.Session, name, other)
 			id, queueOnly = other, s.queue
 		case e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeToolNotFound && t.node != nil,
 			e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeUnavailable && e.Origin != toolmesh.OriginCaller:
 			if t.node != nil {
-				c.shared.routes.forget(s.session, id, t.node.ID)
+				c.shared.routes.forget(s.Session, id, t.node.ID)
 				queueOnly = true
-			} else if !pause(ctx, n) {
+			} else if !pause(ctx, firstPause, n) {
 				return err
 			}
 		case busy(e):
-			if s.noWait || passes(e) || !pause(ctx, n) {
+			if s.noWait || passes(e) || !pause(ctx, firstPause, n) {
 				return err
 			}
 		case lost < maxLosses && (e.Code == toolmesh.CodeNodeLost || e.Details["reason"] == bus.ReasonCut), lost == 0 && e.Code == toolmesh.CodeWorkerCrashed:
 			lost++
 			if t.node != nil {
-				c.shared.routes.forget(s.session, id, t.node.ID)
+				c.shared.routes.forget(s.Session, id, t.node.ID)
 			}
 			// The broker may still choose a node that has frozen: the registry knows better.
 			asking, cancel := ctx, context.CancelFunc(func() {})
 			if e.Code == toolmesh.CodeNodeLost {
 				asking, cancel = context.WithTimeout(ctx, lostAsk)
 			}
-			declared, others := c.declaredIdempotent(asking, routeKey{s.session, id})
+			declared, others := c.declaredIdempotent(asking, routeKey{s.Session, id})
 			cancel()
-			if !declared && !s.idempotent && s.key == "" {
+			if !declared && !s.idempotent && s.IdempotencyKey == "" {
 				return err
 			}
 			queueOnly = !others && queueOnly
-			s.rpc = first.Again(lost)
+			s.RPCID = first.Again(lost)
 		default:
 			return err
 		}
 	}
 }
 
-// pause waits before the next attempt, and reports false if ctx ends first.
-func pause(ctx context.Context, n int) bool {
-	d := firstPause << min(n-1, 5)
+// pause waits behind the n-th attempt, longer each time. It reports false if ctx ends first.
+func pause(ctx context.Context, first time.Duration, n int) bool {
+	d := first << min(n-1, 5)
 	d = d/2 + rand.N(d)
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < d {
 		return false
@@ -185,10 +185,10 @@ type room struct {
 }
 
 func newRoom(ctx context.Context, s *settings) room {
-	if deadline, ok := ctx.Deadline(); ok && s.timeout == 0 {
+	if deadline, ok := ctx.Deadline(); ok && s.Timeout == 0 {
 		return room{until: deadline}
 	}
-	return room{until: time.Now().Add(cmp.Or(s.timeout, roomWait))}
+	return room{until: time.Now().Add(cmp.Or(s.Timeout, roomWait))}
 }
 
 // wait returns when a call that was refused for want of room may be sent again, with the rest of
@@ -204,12 +204,12 @@ func (r *room) wait(ctx context.Context, s *settings, e *toolmesh.Error) bool {
 	d := cmp.Or(e.RetryAfter(), firstPause<<min(r.n, 7))
 	r.n++
 	// Calls above this one hold their own arguments until they end: they could wait for one another.
-	circle := s.above.Depth > 0 && e.Details["limit"] == "arguments"
+	circle := s.Depth > 0 && e.Details["limit"] == "arguments"
 	if s.noWait || circle || !passes(e) || left <= d || !wake.After(ctx, d+rand.N(min(d, left-d)/2+1)) {
 		return false
 	}
-	if s.timeout > 0 {
-		s.timeout = max(time.Until(r.until), time.Millisecond)
+	if s.Timeout > 0 {
+		s.Timeout = max(time.Until(r.until), time.Millisecond)
 	}
 	return true
 }

@@ -11,13 +11,12 @@ import (
 )
 
 // learner is a client that learns routes without asking for them.
-func learner(routes int) *Client {
-	c := &Client{shared: &shared{}}
+func learner(n int) *Client {
+	c := &Client{shared: &shared{routes: routes{known: make(map[routeKey]*route)}}}
 	ctx, end := context.WithCancel(context.Background())
 	end()
 	c.shared.base = ctx
-	c.shared.routes.init()
-	for i := range routes {
+	for i := range n {
 		c.learn(subjects.SessionID(fmt.Sprint("s", i)), "desk.note")
 	}
 	return c
@@ -37,13 +36,12 @@ func TestManyRoutes(t *testing.T) {
 // Beyond the most that are remembered, one short id is forgotten for each new one.
 func TestManyShortIDs(t *testing.T) {
 	t.Parallel()
-	var r routes
-	r.init()
+	r := routes{known: make(map[routeKey]*route)}
 	const more = 100
 	for i := range maxRoutes + more {
 		r.setAlias("default", subjects.ToolID(fmt.Sprint("t", i)), "desk.note")
 	}
-	if n := len(r.aliases); n != maxRoutes {
+	if n := len(r.known); n != maxRoutes {
 		t.Errorf("%d short ids are remembered, want %d", n, maxRoutes)
 	}
 }

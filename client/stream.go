@@ -67,30 +67,21 @@ func (c *Chunk) Decode(v any) error { return json.Unmarshal(c.Data, v) }
 // stream continues at the next item, if the connection is back within a minute.
 func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts ...CallOption) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
-		s, err := c.settings(ctx, opts, "rpc_stream_")
+		s, body, err := c.prepare(ctx, id, args, opts, "rpc_stream_")
 		if err != nil {
-			yield(Chunk{}, err)
-			return
-		}
-		body, err := encodeArgs(args)
-		if err != nil {
-			yield(Chunk{}, err)
-			return
-		}
-		if body, err = c.refer(ctx, id, &s, body); err != nil {
 			yield(Chunk{}, err)
 			return
 		}
 		whole := false
 		defer func() {
 			if !whole {
-				c.release(&s)
+				c.release(s)
 			}
 		}()
 		ctx, stop := s.bound(ctx)
 		defer stop()
-		err = c.attempts(ctx, id, &s, func(t target) error {
-			return newReader(yield).run(ctx, c, t, &s, body)
+		err = c.attempts(ctx, id, s, func(t target) error {
+			return newReader(yield).run(ctx, c, t, s, body)
 		})
 		if whole = err == nil; !whole && !errors.Is(err, errStopped) {
 			yield(Chunk{}, err)
@@ -139,7 +130,7 @@ func (r *reader) begun() bool {
 
 // subscribe subscribes to the stream's chunks as they are stored.
 func (r *reader) subscribe() (*nats.Subscription, error) {
-	live, err := subjects.Live(r.p.s.session, r.p.s.rpc)
+	live, err := subjects.Live(r.p.s.Session, r.p.s.RPCID)
 	if err != nil {
 		return nil, callerError(toolmesh.CodeInvalidRequest, "%w", err)
 	}
@@ -162,17 +153,6 @@ func (r *reader) live(m *nats.Msg) {
 	r.arrived = time.Now()
 	r.mu.Unlock()
 	wake.Up(r.signal)
-}
-
-// next returns the next chunk in order, if it is here.
-func (r *reader) next() (codec.Chunk, bool, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	c, ok := r.order.Pop()
-	if !ok {
-		return c, false, r.bad
-	}
-	return c, true, nil
 }
 
 // run makes one attempt at a stream. After the first item, or once the stream
@@ -200,26 +180,19 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 	if err := p.Send(msg, t.node); err != nil {
 		return err
 	}
-	stop := make(chan struct{})
-	var keeper sync.WaitGroup
-	keeper.Go(func() { r.keepCredit(stop) })
-	left := true // by a panic of the loop's body, or the end of its goroutine
+	stop := r.keepCredit(ctx)
+	left := true // also by a panic of the loop's body, or the end of its goroutine
 	defer func() {
-		close(stop)
-		keeper.Wait()
+		stop()
+		r.abandonReplay()
 		if left {
-			r.abandonReplay()
 			p.Cancel()
 		}
 	}()
 	err = r.read(ctx)
-	left = false
-	r.abandonReplay()
+	left = err != nil && (errors.Is(err, errStopped) || ctx.Err() != nil) && !errors.Is(context.Cause(ctx), ErrLeft)
 	if r.begun() && !r.acked && !s.queue {
-		c.learn(s.session, t.id) // its end was faster than the acknowledgement
-	}
-	if err != nil && (errors.Is(err, errStopped) || ctx.Err() != nil) && !errors.Is(context.Cause(ctx), ErrLeft) {
-		p.Cancel()
+		c.learn(s.Session, t.id) // its end was faster than the acknowledgement
 	}
 	if err == nil {
 		return nil
@@ -232,19 +205,17 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 	return err
 }
 
-// keepCredit repeats the credit, so that the node knows that the reader lives
+// keepCredit repeats the credit until stop is called, so that the node knows that the reader lives
 // also while it thinks about an item.
-func (r *reader) keepCredit(stop <-chan struct{}) {
-	ticker := time.NewTicker(creditEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-stop:
-			return
-		case <-ticker.C:
+func (r *reader) keepCredit(ctx context.Context) (stop func()) {
+	var keeper sync.WaitGroup
+	ctx, cancel := context.WithCancel(ctx)
+	keeper.Go(func() {
+		for wake.After(ctx, creditEvery) {
 			r.sendCredit()
 		}
-	}
+	})
+	return func() { cancel(); keeper.Wait() }
 }
 
 func (r *reader) sendCredit() {
@@ -270,19 +241,20 @@ func (r *reader) window() int64 {
 // without.
 func (r *reader) yieldAll(ctx context.Context) (done bool, err error) {
 	for {
-		c, ok, err := r.next()
+		r.mu.Lock()
+		c, ok := r.order.Pop()
+		bad := r.bad
+		r.mu.Unlock()
 		switch {
-		case err != nil:
-			return true, err
 		case !ok:
-			return false, nil
+			return bad != nil, bad
 		case c.Type == codec.ChunkError:
 			return true, c.Err
 		case c.Type == codec.ChunkComplete:
 			return true, nil
 		}
 		if c.Ref != nil { // it stays where it is until it expires, as the chunk does
-			if c.Data, err = r.p.c.read(ctx, r.p.s.session, r.p.Peer().Name(), c.Ref, nil); err != nil {
+			if c.Data, err = r.p.c.read(ctx, r.p.s.Session, r.p.Peer().Name(), c.Ref, nil); err != nil {
 				return true, err
 			}
 		}
@@ -329,9 +301,13 @@ func (r *reader) read(ctx context.Context) error {
 			wait = min(2*wait, gapMost)
 		}
 		ask := false
+		var answered <-chan error
+		if r.asking != nil {
+			answered = r.asking.done
+		}
 		select {
 		case <-r.signal:
-		case err := <-r.answered():
+		case err := <-answered:
 			r.settleReplay()
 			if err != nil && toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
 				return err
@@ -364,7 +340,7 @@ func (r *reader) read(ctx context.Context) error {
 			if r.asking != nil && r.asking.silence() > replayWait {
 				r.abandonReplay()
 			}
-			quiet := r.lastArrived()
+			quiet := r.lastArrived(r.p.Asked())
 			if quiet.Before(lastReplay) {
 				quiet = lastReplay
 			}
@@ -374,7 +350,7 @@ func (r *reader) read(ctx context.Context) error {
 			if done, err := r.checkNode(ctx); done {
 				return err
 			}
-			if err := r.p.Resend(r.lastArrived()); err != nil {
+			if err := r.p.Resend(r.lastArrived(r.p.Asked())); err != nil {
 				return err
 			}
 		}
@@ -387,12 +363,12 @@ func (r *reader) read(ctx context.Context) error {
 	}
 }
 
-// lastArrived is when a chunk last arrived, or else when the stream was asked for.
-func (r *reader) lastArrived() time.Time {
+// lastArrived is when a chunk last arrived since a time, or else that time.
+func (r *reader) lastArrived(since time.Time) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.arrived.Before(r.p.Asked()) {
-		return r.p.Asked()
+	if r.arrived.Before(since) {
+		return since
 	}
 	return r.arrived
 }
@@ -424,20 +400,14 @@ func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err
 	r.acked = true
 	r.p.Answered(reply.Node, reply.Boot)
 	if !r.p.s.queue {
-		r.p.c.learn(r.p.s.session, r.p.id)
+		r.p.c.learn(r.p.s.Session, r.p.id)
 	}
 	return false, nil
 }
 
 // checkNode ends the stream when its node is lost, after the stored items if those are complete.
 func (r *reader) checkNode(ctx context.Context) (done bool, err error) {
-	r.mu.Lock()
-	since := r.arrived
-	r.mu.Unlock()
-	if since.Before(r.p.Sent()) {
-		since = r.p.Sent() // that it was asked again is no sign of the node
-	}
-	lost := r.p.Look(ctx, since)
+	lost := r.p.Look(ctx, r.lastArrived(r.p.Sent())) // that it was asked again is no sign of the node
 	switch {
 	case lost == nil:
 		r.away = time.Time{}
@@ -473,19 +443,16 @@ func (r *reader) rest(ctx context.Context) (done bool, err error) {
 		if r.askStore() != nil {
 			return false, nil
 		}
-		timer := time.NewTicker(restWait / 4)
 		err, done := error(nil), false
 		for !done && r.asking.silence() < restWait {
 			select {
 			case err = <-r.asking.done:
 				done = true
-			case <-timer.C:
+			case <-time.After(restWait / 4):
 			case <-ctx.Done():
-				timer.Stop()
 				return true, ended(ctx, toolmesh.StartedYes)
 			}
 		}
-		timer.Stop()
 		r.abandonReplay()
 		switch {
 		case toolmesh.CodeOf(err) == toolmesh.CodeStreamExpired:
@@ -518,14 +485,6 @@ type replay struct {
 
 func (p *replay) silence() time.Duration { return time.Since(bus.MonoTime(p.heard.Load())) }
 
-// answered is where the store's answer is complete; nil while it is not asked.
-func (r *reader) answered() <-chan error {
-	if r.asking == nil {
-		return nil
-	}
-	return r.asking.done
-}
-
 func (r *reader) abandonReplay() {
 	if r.asking != nil {
 		r.asking.inbox.Close()
@@ -550,7 +509,7 @@ func (r *reader) settleReplay() {
 // askStore asks the store for a page of chunks, from the next item on. Later chunks show as a
 // gap, and are asked for when the page has been read.
 func (r *reader) askStore() error {
-	subject, err := subjects.Subject{Kind: subjects.KindReplay, Session: r.p.s.session, RPC: r.p.s.rpc}.Build()
+	subject, err := subjects.Subject{Kind: subjects.KindReplay, Session: r.p.s.Session, RPC: r.p.s.RPCID}.Build()
 	if err != nil {
 		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
 	}
@@ -599,14 +558,13 @@ func (r *reader) replayed(m *nats.Msg) (last bool, err error) {
 	case codec.ReplyError:
 		return true, reply.Err
 	}
-	high, err := codec.ParseHigh(codec.Header(m.Header).Get(codec.HeaderHigh))
-	if err != nil {
-		return true, err
+	if reply.High < 0 {
+		return true, toolmesh.Errorf(toolmesh.CodeProtocolError, "the end of the stored chunks has no header %s", codec.HeaderHigh)
 	}
-	r.high = high
-	r.order.Note(high.Seq)
-	if high.Terminal {
-		r.order.Note(high.Seq + 1)
+	r.high = codec.High{Seq: reply.High, Terminal: reply.Terminal}
+	r.order.Note(reply.High)
+	if reply.Terminal {
+		r.order.Note(reply.High + 1)
 	}
 	return true, nil
 }

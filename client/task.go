@@ -6,15 +6,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"math/rand/v2"
+	"maps"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
-	"github.com/toolmesh/toolmesh/internal/payloads"
-	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 	toolpkg "github.com/toolmesh/toolmesh/tool"
 )
@@ -90,8 +88,8 @@ func (c *Client) Submit(ctx context.Context, tool subjects.ToolID, args any, opt
 		return nil, err
 	}
 	q := &codec.TaskRequest{
-		ID: s.rpc, Tool: tool, Args: body, TimeoutMS: milliseconds(o.Timeout), Attempts: o.Attempts, Priority: o.Priority,
-		TTLMS: milliseconds(o.TTL), Key: o.Key, InMS: milliseconds(o.In), EveryMS: milliseconds(o.Every), Cron: o.Cron, CatchUp: o.CatchUp, Parent: s.above.Parent,
+		ID: s.RPCID, Tool: tool, Args: body, TimeoutMS: milliseconds(o.Timeout), Attempts: o.Attempts, Priority: o.Priority,
+		TTLMS: milliseconds(o.TTL), Key: o.Key, InMS: milliseconds(o.In), EveryMS: milliseconds(o.Every), Cron: o.Cron, CatchUp: o.CatchUp, Parent: s.Parent,
 	}
 	if !o.At.IsZero() {
 		q.At = o.At.UTC().Format(time.RFC3339Nano)
@@ -99,7 +97,7 @@ func (c *Client) Submit(ctx context.Context, tool subjects.ToolID, args any, opt
 	if err := c.TaskVerb(ctx, codec.TaskSubmit, q, nil); err != nil {
 		return nil, err
 	}
-	return c.Task(s.rpc), nil
+	return c.Task(s.RPCID), nil
 }
 
 // milliseconds rounds up: a time above zero stays above zero.
@@ -161,7 +159,7 @@ func (t *Task) Ended(ctx context.Context) (*TaskInfo, error) {
 		case ctx.Err() == nil && toolmesh.CodeOf(err) != toolmesh.CodeUnavailable && toolmesh.CodeOf(err) != toolmesh.CodeBusy:
 			return nil, err
 		}
-		if ctx.Err() != nil || n > 0 && !rest(ctx, n) {
+		if ctx.Err() != nil || n > 0 && !pause(ctx, taskPause, n) {
 			return nil, ended(ctx, toolmesh.StartedUnknown)
 		}
 	}
@@ -212,6 +210,7 @@ const (
 	// taskWait how long one that waits may.
 	taskAnswer = 5 * time.Second
 	taskWait   = 12 * time.Second
+	taskPause  = 50 * time.Millisecond // before the second time
 )
 
 // TaskVerb makes a request about tasks (docs/protocol, section 10) and reads the answer into the
@@ -239,9 +238,7 @@ func (c *Client) TaskVerb(ctx context.Context, verb string, q *codec.TaskRequest
 		cancel()
 		switch {
 		case err == nil:
-			if err = readTask(m, into); err == nil && verb == codec.TaskWait {
-				err = c.resolveTask(ctx, m, into)
-			}
+			err = c.readTask(ctx, m, verb == codec.TaskWait, into)
 		case errors.Is(err, errNobody):
 			err = toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs tasks: start an agent or a router").
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
@@ -252,19 +249,14 @@ func (c *Client) TaskVerb(ctx context.Context, verb string, q *codec.TaskRequest
 		}
 		code := toolmesh.CodeOf(err)
 		again := code == toolmesh.CodeUnavailable && toolmesh.AsError(err).Retryable
-		if err == nil || !again || n >= maxAttempts || !rest(ctx, n) {
+		if err == nil || !again || n >= maxAttempts || !pause(ctx, taskPause, n) {
 			return err
 		}
 	}
 }
 
-// rest waits before a request is sent again, and reports false if ctx ends first.
-func rest(ctx context.Context, n int) bool {
-	d := 50 * time.Millisecond << min(n-1, 5)
-	return wake.After(ctx, d/2+rand.N(d)) //nolint:gosec // jitter
-}
-
-func readTask(m *nats.Msg, into any) error {
+// readTask reads an answer about tasks; with resolve, a result that came by reference is in its place.
+func (c *Client) readTask(ctx context.Context, m *nats.Msg, resolve bool, into any) error {
 	r := codec.ParseReply(codec.Header(m.Header), m.Data)
 	switch {
 	case r.Kind == codec.ReplyError:
@@ -272,8 +264,32 @@ func readTask(m *nats.Msg, into any) error {
 	case into == nil:
 		return nil
 	}
-	if err := json.Unmarshal(m.Data, into); err != nil {
+	unreadable := func(err error) error {
 		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer about a task cannot be read: %w", err)
+	}
+	data := m.Data
+	var at struct{ Ref, Digest string }
+	if resolve && json.Unmarshal(data, &at) == nil && at.Ref != "" {
+		ref := &codec.Ref{Name: at.Ref, Digest: at.Digest}
+		result, err := c.read(ctx, c.session, "", ref, nil)
+		if err != nil {
+			return err
+		}
+		c.Forget(c.session, ref)
+		whole := make(map[string]json.RawMessage)
+		if err := json.Unmarshal(data, &whole); err != nil {
+			return unreadable(err)
+		}
+		maps.DeleteFunc(whole, func(name string, _ json.RawMessage) bool {
+			return name == "ref" || name == "digest" || name == "result_size"
+		})
+		whole["result"] = result
+		if data, err = toolpkg.MarshalPlain(whole); err != nil {
+			return unreadable(err)
+		}
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return unreadable(err)
 	}
 	return nil
 }
@@ -284,44 +300,10 @@ func (c *Client) referTask(ctx context.Context, q *codec.TaskRequest) error {
 	if limit == 0 || int64(len(q.Args)+headerRoom) <= limit {
 		return nil
 	}
-	ref, err := payloads.Put(ctx, c.bus, c.session, "", bytes.NewReader(q.Args), int64(len(q.Args)))
-	if err != nil {
-		return asCall(ctx, err)
-	}
-	q.Args, q.Ref, q.Digest = nil, ref.Name, ref.Digest
-	return nil
-}
-
-// resolveTask reads the result of a task that came by reference into the task that
-// readTask has read.
-func (c *Client) resolveTask(ctx context.Context, m *nats.Msg, into any) error {
-	var at struct {
-		Ref    string `json:"ref"`
-		Digest string `json:"digest"`
-	}
-	if err := json.Unmarshal(m.Data, &at); err != nil || at.Ref == "" {
-		return nil //nolint:nilerr // it was read before
-	}
-	ref := &codec.Ref{Name: at.Ref, Digest: at.Digest}
-	result, err := c.read(ctx, c.session, "", ref, nil)
+	ref, err := c.store(ctx, c.session, "", bytes.NewReader(q.Args), int64(len(q.Args)))
 	if err != nil {
 		return err
 	}
-	c.Forget(c.session, ref)
-	whole := make(map[string]json.RawMessage)
-	if err := json.Unmarshal(m.Data, &whole); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer about a task cannot be read: %w", err)
-	}
-	for _, name := range []string{"ref", "digest", "result_size"} {
-		delete(whole, name)
-	}
-	whole["result"] = result
-	data, err := toolpkg.MarshalPlain(whole)
-	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the result of a task is not JSON: %w", err)
-	}
-	if info, ok := into.(*TaskInfo); ok {
-		*info = TaskInfo{}
-	}
-	return readTask(&nats.Msg{Data: data}, into)
+	q.Args, q.Ref, q.Digest = nil, ref.Name, ref.Digest
+	return nil
 }

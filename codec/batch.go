@@ -1,8 +1,10 @@
 package codec
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
+	"slices"
 	"strconv"
 	"time"
 
@@ -142,22 +144,12 @@ func (b *Batch) parseMembers(body []byte) error {
 // setBatchID takes the batch's id, which the header may name as well.
 func (b *Batch) setBatchID(raw json.RawMessage) error {
 	header := b.Request.RPCID
-	switch id, text := jsonText(raw); {
-	case raw == nil && header != "":
+	if raw == nil {
+		b.Request.RPCID = cmp.Or(header, subjects.NewRPCID("batch_"))
 		return nil
-	case raw == nil:
-		b.Request.RPCID = subjects.NewRPCID("batch_")
-		return nil
-	case text || raw[0] == '-' || raw[0] >= '0' && raw[0] <= '9':
-		if !text {
-			id = string(raw)
-		}
-		if err := b.setID(id); err != nil {
-			return err
-		}
-		b.rawID = raw
-	default:
-		return invalid("batch_id is %.40s: it is a number or text", raw)
+	}
+	if err := b.setRawID("batch_id", raw); err != nil {
+		return err
 	}
 	if header != "" && !subjects.SameName(header, b.Request.RPCID) {
 		return invalid("header %s is %q, batch_id %q: it is the same id", HeaderRPCID, header, b.Request.RPCID)
@@ -209,13 +201,9 @@ func (m *Member) read(wire *wireMember) error {
 	if m.Tool = subjects.ToolID(name); !ok || name == "" {
 		return invalid("tool_id is missing or not text")
 	}
-	if wire.Args != nil && json.Unmarshal(wire.Args, &m.Positional) != nil {
-		return invalid("args are not an array")
-	}
-	if wire.Kwargs != nil && !isNull(wire.Kwargs) {
-		if m.Args = wire.Kwargs; m.Args[0] != '{' {
-			return invalid("kwargs are not an object")
-		}
+	var err error
+	if m.Args, m.Positional, err = readArgs("", wire.Args, wire.Kwargs); err != nil {
+		return err
 	}
 	if wire.Timeout != nil && !isNull(wire.Timeout) {
 		n, err := strconv.ParseInt(string(wire.Timeout), 10, 64)
@@ -237,27 +225,35 @@ type BatchResult struct {
 	LaneWait time.Duration // for how long it waited for calls that it must not overlap with
 }
 
+// wireResult is a [BatchResult] as it travels.
+type wireResult struct {
+	Index    int             `json:"index"`
+	RPCID    subjects.RPCID  `json:"rpc_id"`
+	LaneWait int64           `json:"lane_wait_ms,omitempty"`
+	Status   string          `json:"status"`
+	Err      *toolmesh.Error `json:"error,omitempty"`
+	Ref      string          `json:"ref,omitempty"`
+	Digest   string          `json:"digest,omitempty"`
+	Result   json.RawMessage `json:"result,omitempty"`
+}
+
 // Encode renders the result.
 func (r *BatchResult) Encode() []byte {
-	id, _ := json.Marshal(string(r.RPCID))
-	b := append(make([]byte, 0, 96+len(r.Result)), `{"index":`...)
-	b = append(strconv.AppendInt(b, int64(r.Index), 10), `,"rpc_id":`...)
-	b = append(b, id...)
-	if ms := r.LaneWait.Milliseconds(); ms > 0 {
-		b = strconv.AppendInt(append(b, `,"lane_wait_ms":`...), ms, 10)
-	}
+	wire := wireResult{Index: r.Index, RPCID: r.RPCID, LaneWait: r.LaneWait.Milliseconds(), Status: "ok"}
 	switch {
 	case r.Err != nil:
-		b = append(append(b, `,"status":"error","error":`...), Encode(withType(r.Err))...)
+		wire.Status, wire.Err = "error", withType(r.Err)
 	case r.Ref != nil:
-		b = append(append(b, `,"status":"ok","ref":`...), Encode(r.Ref.Name)...)
-		b = append(append(b, `,"digest":`...), Encode(r.Ref.Digest)...)
-	case len(r.Result) == 0:
-		b = append(b, `,"status":"ok","result":null`...)
-	default:
-		b = append(append(b, `,"status":"ok","result":`...), r.Result...)
+		wire.Ref, wire.Digest = r.Ref.Name, r.Ref.Digest
+	default: // as the tool wrote it, behind the rest
+		value := r.Result
+		if len(value) == 0 {
+			value = jsonNull
+		}
+		head := bytes.TrimSuffix(Encode(wire), []byte("}"))
+		return slices.Concat(head, []byte(`,"result":`), value, []byte("}"))
 	}
-	return append(b, '}')
+	return Encode(wire)
 }
 
 // Results renders the answer of a batch that was taken. results are encoded, a JSON array
@@ -268,29 +264,27 @@ func (b *Batch) Results(id *Identity, results json.RawMessage) (Header, []byte) 
 
 // ResultsBody is the body of that answer, as JSON.
 func (b *Batch) ResultsBody(results json.RawMessage) []byte {
-	body := b.head(make([]byte, 0, 128+len(b.rawID)+len(results)))
-	body = append(append(body, `"results":`...), results...)
-	return append(body, '}')
+	return slices.Concat([]byte(`{"type":"`+typeBatchResponse+`","batch_id":`), b.echoID(), []byte(`,"results":`), results, []byte("}"))
 }
 
 // Failure renders the answer of a batch that was not taken.
 func (b *Batch) Failure(id *Identity, err *toolmesh.Error) (Header, []byte) {
 	h := id.header(&b.Request)
 	setError(h, err)
-	body := append(b.head(nil), `"status":"error","error":`...)
-	return b.Encode(h, append(append(body, Encode(withType(err))...), '}'))
+	return b.Encode(h, Encode(struct {
+		Type   string          `json:"type"`
+		ID     json.RawMessage `json:"batch_id"`
+		Status string          `json:"status"`
+		Err    *toolmesh.Error `json:"error"`
+	}{typeBatchResponse, b.echoID(), "error", withType(err)}))
 }
 
-// head begins an answer.
-func (b *Batch) head(body []byte) []byte {
-	body = append(body, `{"type":"`+typeBatchResponse+`","batch_id":`...)
+// echoID is the batch's id as it came.
+func (b *Batch) echoID() json.RawMessage {
 	if b.rawID != nil {
-		body = append(body, b.rawID...)
-	} else {
-		id, _ := json.Marshal(string(b.Request.RPCID))
-		body = append(body, id...)
+		return b.rawID
 	}
-	return append(body, ',')
+	return Encode(b.Request.RPCID)
 }
 
 // OneResult renders a result that is sent as its call ends, to a caller that asked for that.
@@ -324,17 +318,8 @@ func EncodeBatch(id subjects.RPCID, members []Member, independent bool) []byte {
 // ParseBatchResults reads the answer of a batch. The error is protocol_error.
 func ParseBatchResults(body []byte) ([]BatchResult, error) {
 	var answer struct {
-		Type    string `json:"type"`
-		Results []struct {
-			Index    int             `json:"index"`
-			RPCID    subjects.RPCID  `json:"rpc_id"`
-			Status   string          `json:"status"`
-			Result   json.RawMessage `json:"result"`
-			Ref      string          `json:"ref"`
-			Digest   string          `json:"digest"`
-			Err      *toolmesh.Error `json:"error"`
-			LaneWait int64           `json:"lane_wait_ms"`
-		} `json:"results"`
+		Type    string       `json:"type"`
+		Results []wireResult `json:"results"`
 	}
 	if err := json.Unmarshal(body, &answer); err != nil || answer.Type != typeBatchResponse {
 		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer to a batch cannot be read")

@@ -75,7 +75,3 @@ func wanted(k reflect.Kind) string {
 	}
 	return "a whole number"
 }
-
-func decoder(body []byte) *jsontext.Decoder {
-	return jsontext.NewDecoder(bytes.NewBuffer(body), anyText)
-}

@@ -32,11 +32,13 @@ var (
 
 // Both are for concurrent use, and hold no goroutine.
 var (
-	decompress = sync.OnceValues(func() (*zstd.Decoder, error) {
-		return zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderMaxMemory(MaxDecoded))
+	decompress = sync.OnceValue(func() *zstd.Decoder {
+		d, _ := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderMaxMemory(MaxDecoded)) // the options are valid
+		return d
 	})
-	compress = sync.OnceValues(func() (*zstd.Encoder, error) {
-		return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest))
+	compress = sync.OnceValue(func() *zstd.Encoder {
+		c, _ := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest))
+		return c
 	})
 )
 
@@ -137,11 +139,7 @@ func (r *Request) Drop() {
 var errInflated = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the body has more than %d bytes once it is decompressed", MaxDecoded).WithDetail("limit", MaxDecoded)
 
 func inflate(body []byte) ([]byte, error) {
-	d, err := decompress()
-	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "zstd: %w", err)
-	}
-	plain, err := d.DecodeAll(body, nil)
+	plain, err := decompress().DecodeAll(body, nil)
 	switch {
 	case errors.Is(err, zstd.ErrDecoderSizeExceeded), errors.Is(err, zstd.ErrWindowSizeExceeded):
 		return nil, errInflated
@@ -177,11 +175,9 @@ func (r *Request) Encode(h Header, body []byte) (Header, []byte) {
 		h[HeaderContentType] = packValue
 	}
 	if r.zstd && len(body) > leastCompressed {
-		if c, err := compress(); err == nil {
-			if small := c.EncodeAll(body, make([]byte, 0, len(body)/2)); len(small) < len(body) {
-				body = small
-				h[HeaderContentEncoding] = zstdValue
-			}
+		if small := compress().EncodeAll(body, make([]byte, 0, len(body)/2)); len(small) < len(body) {
+			body = small
+			h[HeaderContentEncoding] = zstdValue
 		}
 	}
 	return h, body

@@ -53,17 +53,9 @@ func (r *Request) parseEnvelope(body []byte, err *error) bool {
 }
 
 func (r *Request) readEnvelope(e *envelope) error {
-	id, ok := jsonText(e.RPCID)
-	if !ok {
-		if c := e.RPCID[0]; c != '-' && (c < '0' || c > '9') {
-			return invalid("the envelope's rpc_id is %s: it is a number or text", e.RPCID)
-		}
-		id = string(e.RPCID)
-	}
-	if err := r.setID(id); err != nil {
+	if err := r.setRawID("the envelope's rpc_id", e.RPCID); err != nil {
 		return err
 	}
-	r.rawID = e.RPCID
 	tool, ok := jsonText(e.ToolID)
 	if !ok {
 		return invalid("the envelope's tool_id is missing or not text: it is the subject's, %q", r.Tool)
@@ -72,18 +64,39 @@ func (r *Request) readEnvelope(e *envelope) error {
 		return invalid("the envelope names tool %q, the subject %q", tool, r.Tool)
 	}
 	r.Tool = subjects.ToolID(tool)
-	if len(e.Args) > 0 && !isNull(e.Args) && !bytes.Equal(e.Args, []byte("[]")) {
-		if err := json.Unmarshal(e.Args, &r.Positional); err != nil {
-			return invalid("the envelope's args are not an array")
+	var err error
+	r.Args, r.Positional, err = readArgs("the envelope's ", e.Args, e.Kwargs)
+	return err
+}
+
+// setRawID takes an id of an envelope: a number, or text.
+func (r *Request) setRawID(what string, raw json.RawMessage) error {
+	id, text := jsonText(raw)
+	if !text {
+		if id = string(raw); raw[0] != '-' && (raw[0] < '0' || raw[0] > '9') {
+			return invalid("%s is %.40s: it is a number or text", what, raw)
 		}
 	}
-	r.Args = e.Kwargs
-	if len(e.Kwargs) == 0 || isNull(e.Kwargs) {
-		r.Args = json.RawMessage("{}")
-	} else if e.Kwargs[0] != '{' {
-		return invalid("the envelope's kwargs are not an object")
+	if err := r.setID(id); err != nil {
+		return err
 	}
+	r.rawID = raw
 	return nil
+}
+
+// readArgs reads the arguments of an envelope or of a member of a batch, of which each may be absent
+// or null.
+func readArgs(of string, args, kwargs json.RawMessage) (object json.RawMessage, positional []json.RawMessage, err error) {
+	if object = kwargs; kwargs == nil || isNull(kwargs) {
+		object = json.RawMessage("{}")
+	}
+	switch {
+	case args != nil && string(args) != "[]" && json.Unmarshal(args, &positional) != nil:
+		err = invalid("%sargs are not an array", of)
+	case object[0] != '{':
+		err = invalid("%skwargs are not an object", of)
+	}
+	return object, positional, err
 }
 
 func isNull(raw []byte) bool { return string(raw) == "null" }

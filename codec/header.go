@@ -1,6 +1,7 @@
 package codec
 
 import (
+	"slices"
 	"strings"
 	"sync"
 )
@@ -121,6 +122,17 @@ func (h Header) Get(name string) string {
 
 // Set replaces a header.
 func (h Header) Set(name, value string) { h[name] = []string{value} }
+
+// without returns a copy without some of our headers.
+func (h Header) without(names ...string) Header {
+	out := make(Header, len(h)+len(names))
+	for k, v := range h {
+		if !slices.Contains(names, headerName(k)) {
+			out[k] = v
+		}
+	}
+	return out
+}
 
 // hasMesh reports whether any Mesh- header is there: such a request is plain.
 func (h Header) hasMesh() bool {

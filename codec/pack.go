@@ -19,7 +19,7 @@ const maxPackDepth = 1000
 // Pack appends valid JSON in MessagePack. Integers of 64 bits stay integers, others, and
 // numbers with a fraction or an exponent, are the nearest double.
 func Pack(to, body []byte) []byte {
-	return appendPacked(to, decoder(body))
+	return appendPacked(to, jsontext.NewDecoder(bytes.NewBuffer(body), anyText))
 }
 
 // appendPacked appends the next value of valid JSON.
@@ -166,14 +166,9 @@ func (u *unpacker) timestamp() error {
 }
 
 func (u *unpacker) float(kind msgp.Type) (err error) {
-	var n float64
-	bits := 64
-	if kind == msgp.Float32Type {
-		var single float32
-		single, u.rest, err = msgp.ReadFloat32Bytes(u.rest)
-		n, bits = float64(single), 32
-	} else {
-		n, u.rest, err = msgp.ReadFloat64Bytes(u.rest)
+	n, bits := 0.0, 64
+	if n, u.rest, err = msgp.ReadFloat64Bytes(u.rest); kind == msgp.Float32Type {
+		bits = 32
 	}
 	if err == nil && (math.IsNaN(n) || math.IsInf(n, 0)) {
 		err = fmt.Errorf("it holds %v, which JSON has not", n)

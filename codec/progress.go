@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"reflect"
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -38,10 +39,7 @@ func NewProgress(fraction *float64, text string) Progress {
 }
 
 // Same reports whether two say the same.
-func (p *Progress) Same(other Progress) bool {
-	known := p.Fraction != nil && other.Fraction != nil
-	return p.Text == other.Text && (known && *p.Fraction == *other.Fraction || p.Fraction == nil && other.Fraction == nil)
-}
+func (p *Progress) Same(other Progress) bool { return reflect.DeepEqual(*p, other) }
 
 // header renders it in ASCII: a header is no place for other text.
 func (p *Progress) header() string {

@@ -73,15 +73,7 @@ func (h Header) Referred() *Ref {
 }
 
 // Resolved returns the headers of a request without the reference, once that was read.
-func (h Header) Resolved() Header {
-	out := make(Header, len(h))
-	for k, v := range h {
-		if name := headerName(k); name != HeaderRef && name != HeaderDigest {
-			out[k] = v
-		}
-	}
-	return out
-}
+func (h Header) Resolved() Header { return h.without(HeaderRef, HeaderDigest) }
 
 // PayloadVerb is the verb of a request about a payload.
 type PayloadVerb string

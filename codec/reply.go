@@ -195,11 +195,9 @@ func withType(err *toolmesh.Error) *toolmesh.Error {
 
 func setError(h Header, err *toolmesh.Error) {
 	h.Set(HeaderErrorCode, string(err.Code))
-	switch err.Started {
-	case toolmesh.StartedNo:
-		h.Set(HeaderStarted, "false")
-	case toolmesh.StartedYes:
-		h.Set(HeaderStarted, "true")
+	if !err.Started.IsZero() {
+		text, _ := err.Started.MarshalJSON()
+		h.Set(HeaderStarted, string(text))
 	}
 	h.Set(HeaderServiceErrorCode, strconv.Itoa(err.Code.Number()))
 	h.Set(HeaderServiceError, HeaderText(err.Message))
@@ -300,14 +298,7 @@ func (r *Request) PassOn(h Header, waited time.Duration) Header {
 	if r.Form != FormPlain {
 		return h
 	}
-	out := make(Header, len(h)+1)
-	for k, v := range h {
-		switch headerName(k) {
-		case HeaderHops, HeaderTimeout:
-		default:
-			out[k] = v
-		}
-	}
+	out := h.without(HeaderHops, HeaderTimeout)
 	out.Set(HeaderHops, strconv.Itoa(r.Hops+1))
 	if r.HasTimeout {
 		out.Set(HeaderTimeout, strconv.FormatInt(max((r.Timeout-waited).Milliseconds(), 1), 10))
@@ -346,42 +337,26 @@ func notJSON() *toolmesh.Error {
 // Reply is one message that a caller got on its reply subject, in the plain
 // form.
 type Reply struct {
-	Kind ReplyKind
-	Node subjects.NodeID
-	Boot subjects.BootID
-	Load Load
-	// HasLoad says whether Load was sent.
-	HasLoad bool
-	// Revision of the index that answered.
-	Revision string
-	// Cache is hit, miss or bypass; empty for a tool that keeps no results.
-	Cache string
-	// Warning is a fault of the result, for people.
-	Warning string
-	// LaneWait is how long the call waited for a lane.
-	LaneWait time.Duration
-	// NodeWait is how long the call waited at a router for a node.
-	NodeWait time.Duration
-	// Awaits is the word of a keepalive of a call that waits there; else empty.
-	Awaits   Awaits
-	Question int64 // its number, for AwaitsAnswer
-	// Body is the result of a unary call.
-	Body json.RawMessage
-	// Ref replaces the result if that is in the object store; else nil.
-	Ref *Ref
-	// Err is set for ReplyError.
-	Err *toolmesh.Error
-	// Read says that the caller must confirm the answer.
-	Read bool
-	// Progress is the call's last report, for a keepalive; else nil.
-	Progress *Progress
-	// High is the last stored item, for a keepalive of a stream and for the end of a replay; -1 if
-	// absent.
-	High int64
-	// Terminal says, next to High, that the terminal is stored too.
-	Terminal bool
-	// Chunk is set for ReplyChunk.
-	Chunk Chunk
+	Kind     ReplyKind
+	Node     subjects.NodeID
+	Boot     subjects.BootID
+	Load     Load
+	HasLoad  bool            // Load was sent
+	Revision string          // of the index that answered
+	Cache    string          // hit, miss or bypass; empty for a tool that keeps no results
+	Warning  string          // a fault of the result, for people
+	LaneWait time.Duration   // for a lane
+	NodeWait time.Duration   // at a router, for a node
+	Awaits   Awaits          // of a keepalive of a call that waits there; else empty
+	Question int64           // its number, for AwaitsAnswer
+	Body     json.RawMessage // the result of a unary call
+	Ref      *Ref            // where the result is, if it is in the object store; else nil
+	Err      *toolmesh.Error // for ReplyError
+	Read     bool            // the caller must confirm the answer
+	Progress *Progress       // the call's last report, for a keepalive; else nil
+	High     int64           // the last stored item, for a keepalive of a stream and for the end of a replay; -1 if absent
+	Terminal bool            // next to High: the terminal is stored, too
+	Chunk    Chunk           // for ReplyChunk
 }
 
 // ReplyKind is the kind of a reply.
@@ -414,10 +389,8 @@ func ParseReply(h Header, body []byte) Reply {
 		r.Kind = ReplyNoResponders
 		return r
 	}
-	var f failure
-	var load, high, question string
-	var ref Ref
-	var keepalive, chunk bool
+	// The headers of less frequent answers are read once the kind is known.
+	var failed, referred, keepalive, chunk bool
 	for k, values := range h {
 		if len(values) == 0 {
 			continue
@@ -440,36 +413,21 @@ func ParseReply(h Header, body []byte) Reply {
 			r.NodeWait = laneWait(v)
 		case HeaderAwaits:
 			r.Awaits = Awaits(v)
-		case HeaderSeq:
-			question = v
-		case HeaderRef:
-			ref.Name = v
-		case HeaderDigest:
-			ref.Digest = v
 		case HeaderLoad:
-			load = v
-		case HeaderHigh:
-			high = v
-		case HeaderKeepalive:
-			keepalive = v != ""
+			r.Load, r.HasLoad = ParseLoad(v)
 		case HeaderRead:
 			r.Read = v != ""
 		case HeaderProgress:
 			r.Progress = parseProgress(v)
+		case HeaderKeepalive:
+			keepalive = v != ""
 		case HeaderChunk:
 			chunk = v != ""
-		case HeaderErrorCode:
-			f.code = v
-		case HeaderStarted:
-			f.started = v
-		case HeaderServiceErrorCode:
-			f.number = v
-		case HeaderServiceError:
-			f.message = v
+		case HeaderRef:
+			referred = v != ""
+		case HeaderErrorCode, HeaderServiceErrorCode:
+			failed = failed || v != ""
 		}
-	}
-	if load != "" {
-		r.Load, r.HasLoad = ParseLoad(load)
 	}
 	switch {
 	case chunk:
@@ -479,59 +437,46 @@ func ParseReply(h Header, body []byte) Reply {
 			return r
 		}
 		r.Kind, r.Chunk = ReplyChunk, c
-	case f.code != "" || f.number != "":
-		r.Kind, r.Err = ReplyError, f.parse(body)
-	case len(body) == 0 && ref.Name != "":
-		r.Ref = &ref
-	case len(body) == 0:
+	case failed:
+		r.Kind, r.Err = ReplyError, parseFailure(h, body)
+	case len(body) > 0:
+		r.Body = body
+	case referred:
+		r.Ref = h.Referred()
+	default:
 		r.Kind = ReplyEnd
 		if keepalive {
 			r.Kind = ReplyKeepalive
-			r.Question, _ = strconv.ParseInt(question, 10, 64)
+			r.Question, _ = strconv.ParseInt(h.Get(HeaderSeq), 10, 64)
 		}
-		if high == "" {
-			return r
+		if high := h.Get(HeaderHigh); high != "" {
+			stored, err := ParseHigh(high)
+			switch {
+			case err == nil:
+				r.High, r.Terminal = stored.Seq, stored.Terminal
+			case r.Kind == ReplyEnd: // a keepalive stays one
+				r.Kind, r.Err = ReplyError, toolmesh.AsError(err)
+			}
 		}
-		stored, err := ParseHigh(high)
-		switch {
-		case err == nil:
-			r.High, r.Terminal = stored.Seq, stored.Terminal
-		case r.Kind == ReplyEnd: // a keepalive stays one
-			r.Kind, r.Err = ReplyError, toolmesh.AsError(err)
-		}
-	default:
-		r.Body = body
 	}
 	return r
 }
 
-// failure is the error in the headers of a reply.
-type failure struct{ code, started, number, message string }
-
-// parse reads the error of a plain reply: the body's error object, completed by the headers. An
-// unknown code is treated as its number's class.
-func (f *failure) parse(body []byte) *toolmesh.Error {
+// parseFailure reads the error of a plain reply: the body's error object, completed by the headers.
+// An unknown code is treated as its number's class.
+func parseFailure(h Header, body []byte) *toolmesh.Error {
 	var wire errorBody
 	e := &toolmesh.Error{}
 	if json.Unmarshal(body, &wire) == nil && wire.Error != nil {
 		e = wire.Error
 	}
-	if e.Code == "" {
-		e.Code = toolmesh.Code(f.code)
-	}
-	if e.Message == "" {
-		e.Message = f.message
-	}
+	e.Code = cmp.Or(e.Code, toolmesh.Code(h.Get(HeaderErrorCode)))
+	e.Message = cmp.Or(e.Message, h.Get(HeaderServiceError))
 	if e.Started == toolmesh.StartedUnknown {
-		switch f.started {
-		case "true":
-			e.Started = toolmesh.StartedYes
-		case "false":
-			e.Started = toolmesh.StartedNo
-		}
+		_ = e.Started.UnmarshalJSON([]byte(h.Get(HeaderStarted))) // unknown, of another text
 	}
 	if !e.Code.Valid() {
-		n, _ := strconv.Atoi(f.number)
+		n, _ := strconv.Atoi(h.Get(HeaderServiceErrorCode))
 		if e.Code != "" {
 			e = e.WithDetail("code", string(e.Code))
 		}

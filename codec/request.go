@@ -98,29 +98,14 @@ func (r *Request) Body() []byte {
 func ReadRequest(s subjects.Subject, h Header, body []byte) (*Request, *toolmesh.Error) {
 	r := &Request{Call: Call{Session: s.Session, Tool: s.Tool}, body: body}
 	var err error
-	plain := h.hasMesh()
-	if !plain && len(h) > 0 {
-		plain = true
-		if r.content(h.Get(HeaderContentType), h.Get(HeaderContentEncoding)) == nil {
-			read := func() {
-				if json, bad := r.decode(); bad == nil && r.parseEnvelope(json, &err) {
-					plain, r.zstd = false, acceptsZstd(h.Get(HeaderAcceptEncoding))
-				}
-			}
-			if r.packed || r.zipped { // it may be an envelope that is not written in JSON
-				fair.Heavy(read)
-				r.Args, r.Positional = nil, nil
-			} else {
-				read()
-			}
-		}
-		if plain {
-			*r = Request{Call: Call{Session: s.Session, Tool: s.Tool}, body: body}
-		}
-	} else if !plain {
-		plain = !r.parseEnvelope(body, &err)
+	enveloped := false
+	if !h.hasMesh() && r.content(h.Get(HeaderContentType), h.Get(HeaderContentEncoding)) == nil {
+		enveloped, err = r.tryEnvelope()
 	}
-	if plain {
+	if enveloped {
+		r.zstd = acceptsZstd(h.Get(HeaderAcceptEncoding))
+	} else {
+		*r = Request{Call: Call{Session: s.Session, Tool: s.Tool}, body: body}
 		err = r.parsePlain(h, body)
 	}
 	if err != nil {
@@ -129,20 +114,28 @@ func ReadRequest(s subjects.Subject, h Header, body []byte) (*Request, *toolmesh
 	return r, nil
 }
 
+// tryEnvelope reports whether the body is an envelope, in any encoding; err is the fault inside of one.
+func (r *Request) tryEnvelope() (is bool, err error) {
+	read := func() {
+		if body, bad := r.decode(); bad == nil {
+			is = r.parseEnvelope(body, &err)
+		}
+	}
+	if !r.packed && !r.zipped {
+		read()
+		return is, err
+	}
+	fair.Heavy(read)
+	r.Args, r.Positional = nil, nil
+	return is, err
+}
+
 func refused(err error) *toolmesh.Error {
 	return toolmesh.AsError(err).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 }
 
 func invalid(format string, args ...any) error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...)
-}
-
-// checkIsolation refuses unknown isolations: a call must not lose its isolation by a typing error.
-func checkIsolation(v toolmesh.Isolation) error {
-	if v.Valid() {
-		return nil
-	}
-	return invalid("header %s is %q: it is warm, session, fork or fresh", HeaderIsolation, v)
 }
 
 func (r *Request) parsePlain(h Header, body []byte) error {
@@ -236,8 +229,9 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		case HeaderBoot:
 			r.Boot = subjects.BootID(v)
 		case HeaderIsolation:
-			r.Isolation = toolmesh.Isolation(v)
-			err = checkIsolation(r.Isolation)
+			if r.Isolation = toolmesh.Isolation(v); !r.Isolation.Valid() { // a typing error must not loosen it
+				err = invalid("header %s is %q: it is warm, session, fork or fresh", HeaderIsolation, v)
+			}
 		case HeaderIdempotencyKey:
 			if r.IdempotencyKey = v; v == "" {
 				err = invalid("header %s is empty", HeaderIdempotencyKey)

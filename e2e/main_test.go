@@ -52,7 +52,7 @@ func build(dir string, flags ...string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	args := append([]string{"build", "-buildvcs=false", "-ldflags", "-X main.version=1.2.3-e2e -X main.commit=0123abc", "-o", dir}, flags...)
+	args := append([]string{"build", "-buildvcs=false", "-ldflags", "-s -w -X main.version=1.2.3-e2e -X main.commit=0123abc", "-o", dir}, flags...)
 	cmd := exec.Command("go", append(args, "./cmd/mesh", "./cmd/mesh-agent", "./cmd/mesh-router")...)
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {

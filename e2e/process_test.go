@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -188,37 +189,6 @@ func (u *user) agent(t *testing.T, url, node string) *process {
 	return p
 }
 
-// repository makes a git repository and returns its folder.
-func repository(t *testing.T, name string, files map[string]string) string {
-	t.Helper()
-	dir := filepath.Join(t.TempDir(), name)
-	commit(t, dir, files)
-	return dir
-}
-
-func commit(t *testing.T, dir string, files map[string]string) {
-	t.Helper()
-	for path, text := range files {
-		path = filepath.Join(dir, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, args := range [][]string{
-		{"init", "-q", "-b", "main"}, {"add", "-A"},
-		{"-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-q", "-m", "change"},
-	} {
-		cmd := exec.CommandContext(t.Context(), "git", args...)
-		cmd.Dir = dir
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("git %v: %v\n%s", args, err, out)
-		}
-	}
-}
-
 // example makes a git repository of one of the examples.
 func example(t *testing.T, name string) string {
 	t.Helper()
@@ -226,14 +196,14 @@ func example(t *testing.T, name string) string {
 	if err := os.CopyFS(dir, os.DirFS(filepath.Join(root, "examples", "indexes", name))); err != nil {
 		t.Fatal(err)
 	}
-	commit(t, dir, nil)
+	testmesh.Commit(t, dir, nil)
 	return dir
 }
 
 // held is an index of a tool that says when it runs and runs until it may go.
 func held(t *testing.T) string {
 	t.Helper()
-	return repository(t, "held", map[string]string{
+	return testmesh.Repository(t, "held", map[string]string{
 		"tools.toml": "[index]\ntools = [\"t.wait\", \"t.items\", \"t.fast\", \"t.retried\"]\n",
 		"t.py": `import os, time
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -168,7 +169,7 @@ func jsonText(v any) string {
 // badExecutor is one for bad tools.
 func badExecutor(t *testing.T, ungrouped bool) *executor.Executor {
 	t.Helper()
-	return newExecutor(t, func(o *executor.Options) { o.Grace, o.MaxWorkers, o.WithoutCgroups = little, 4, ungrouped })
+	return newExecutor(t, func(o *executor.Options) { o.Watched(ungrouped).Grace, o.MaxWorkers = little, 4 })
 }
 
 // badIndex serves a bad tool, and good ones next to it.
@@ -216,7 +217,7 @@ func runBad(t *testing.T, x *executor.Executor, bad badTool) time.Duration {
 		name = "bad." + bad.name
 	}
 	ix := badIndex(t, x, map[string]executor.Policy{name: bad.policy}, name, "bad.ok", "bad.aok")
-	root := ix.Stats().Root
+	root := rootOf(ix)
 
 	stop := make(chan struct{})
 	var neighbours sync.WaitGroup
@@ -316,7 +317,7 @@ func runBad(t *testing.T, x *executor.Executor, bad badTool) time.Duration {
 		t.Errorf("the next call took %v", next)
 	}
 	// A loop that was cut off in a coroutine's worker still ends: its other calls go on first.
-	eventually(t, "no process is left but workers", func() bool { return len(leftovers(t, ix, root)) == 0 })
+	meshtest.Until(t, "no process is left but workers", func() bool { return len(leftovers(t, ix, root)) == 0 })
 	return next
 }
 

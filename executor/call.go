@@ -45,14 +45,3 @@ const (
 	StreamLog      = output.StreamLog
 	StreamProgress = output.StreamProgress
 )
-
-// Stats is a snapshot of an [Index].
-type Stats struct {
-	pool.Stats     // of all its pools
-	Root       int // pid of the process above them all
-	// ForkUnsafe is why tools of the index are not forked; empty when all are.
-	ForkUnsafe string
-	// Quarantined are the tools whose calls are refused for a while, because they
-	// crashed too many workers.
-	Quarantined []string
-}

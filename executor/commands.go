@@ -22,24 +22,23 @@ func (x *Executor) OpenCommands(spec Spec) (*Commands, error) {
 	if places <= 0 {
 		places = x.opts.MaxWorkers
 	}
+	bin := filepath.Join(spec.Env.Dir, "bin")
 	var runner *Commands
 	runner = program.New(program.Config{
 		Index: spec.Name, Logger: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 		Launch: x.launch(spec.Env.Base, root), Spawner: x.spawner, Groups: x.groups,
 		// The environment of the index's tools, and the name of their Python environment.
-		Environ: func(own, vars map[string]string) []string {
-			return x.workerEnv(filepath.Join(spec.Env.Dir, "bin"), map[string]string{"VIRTUAL_ENV": spec.Env.Dir}, own, spec.Vars, vars)
+		Request: func(box tool.Sandbox, vars map[string]string, pids int) (sandbox.Request, error) {
+			user, own, err := x.user(cmp.Or(spec.Account, spec.Name), cmp.Or(box, x.opts.Sandbox))
+			return sandbox.Request{
+				User: user, Given: append(x.seen(root, spec.Env, user), spec.Paths.paths...), Processes: x.processes(user, pids),
+				Env: x.workerEnv(bin, map[string]string{"VIRTUAL_ENV": spec.Env.Dir}, own, spec.Vars, vars),
+			}, err
 		},
-		User: func(box tool.Sandbox) (sandbox.User, map[string]string, error) {
-			return x.user(cmp.Or(spec.Account, spec.Name), cmp.Or(box, x.opts.Sandbox))
-		},
-		Given: func(user sandbox.User) []sandbox.Path {
-			return append(x.seen(root, spec.Env, user), spec.Paths.paths...)
-		},
+		Path:   filepath.SplitList(variable(x.workerEnv(bin, spec.Vars), "PATH")),
 		Redact: x.redactor(spec.Secrets), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
 		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace, Limits: x.opts.Limits, MaxLimits: x.opts.MaxLimits,
-		Processes: x.processes,
-		Closed:    func() { x.ended(runner) },
+		Closed: func() { x.ended(runner) },
 	})
 	if err := x.opened(runner); err != nil {
 		return nil, err

@@ -11,7 +11,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 	"github.com/toolmesh/toolmesh/executor/internal/venv"
-	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -61,15 +60,12 @@ func (x *Executor) Fetch(ctx context.Context, dir string, argv, env []string, ou
 func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.User, job venv.Job, given Given) (stdout []byte, stderr string, err error) {
 	r := sandbox.Request{Level: box, Folder: job.Tmp, User: user, Given: slices.Clip(given.paths), Argv: job.Argv, Env: job.Env, Stdout: job.Stdout}
 	x.bound(&r)
-	if r.Folder == "" {
-		if r.Folder, err = sandbox.OwnFolder(filepath.Join(x.dir, scratch), box, user); err != nil {
+	if job.Tmp == "" {
+		remove, err := r.Scratch(filepath.Join(x.dir, scratch))
+		if err != nil {
 			return nil, "", err
 		}
-		if r.Folder != "" {
-			defer deep.RemoveAll(r.Folder) //nolint:errcheck // nothing is left that uses it
-			r.Given = append(r.Given, sandbox.Path{Path: r.Folder, Access: sandbox.AccessOwn})
-			r.Env = append(r.Env, "TMPDIR="+r.Folder)
-		}
+		defer remove()
 	} else {
 		job.Write = append(job.Write, job.Tmp)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // needsPackages skips a test where the package index cannot be reached.
@@ -82,7 +83,7 @@ func TestAnEnvironmentFromEachKindOfDeclaration(t *testing.T) {
 				t.Fatal(err)
 			}
 			mustCall(t, ix, "t.tool", `{}`, `[true,"1.16.0"]`)
-			eventually(t, "six has bytecode", func() bool {
+			meshtest.Until(t, "six has bytecode", func() bool {
 				compiled, _ := filepath.Glob(filepath.Join(env.Dir, "lib/*/site-packages/__pycache__/six.*.pyc"))
 				return len(compiled) == 1
 			})

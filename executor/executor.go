@@ -102,11 +102,11 @@ type Options struct {
 	// Homes is the folder, below Sealed, of their homes, one for each account. Defaults
 	// to homes.
 	Homes string
-	// WithoutCgroups leaves memory limits to the watchdog and the system's limit of
-	// a process, even if control groups are available. Defaults to false.
-	WithoutCgroups bool
 
-	levels []sandbox.Level // the ways of keeping processes together that tests try, best first; nil: all of the system
+	// For tests: the ways of keeping processes together, best first, in place of all of the system; and
+	// whether only the watchdog keeps limits.
+	levels  []sandbox.Level
+	watched bool
 }
 
 func (o *Options) withDefaults() Options {
@@ -277,7 +277,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	x.groups = &cgroup.Tree{}
-	if !o.WithoutCgroups {
+	if !o.watched {
 		x.groups = cgroup.Open(cgroup.NameOf(dir), filepath.Join(dir, "cgroup"), o.Logger)
 	}
 	if why := x.groups.Why(); why != "" {
@@ -364,7 +364,7 @@ func (x *Executor) user(account string, asked tool.Sandbox) (sandbox.User, map[s
 		return u, nil, fmt.Errorf("a user of its own: %w", err)
 	}
 	vars := map[string]string{"HOME": u.Home}
-	if folder := x.variable("TMPDIR"); folder != "" {
+	if folder := variable(x.opts.Environ, "TMPDIR"); folder != "" {
 		if info, err := os.Stat(folder); err != nil || info.Mode()&0o002 == 0 {
 			vars["TMPDIR"] = "/tmp"
 		}

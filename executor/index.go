@@ -22,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/output"
 	"github.com/toolmesh/toolmesh/executor/internal/pool"
 	"github.com/toolmesh/toolmesh/executor/internal/zygote"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -78,7 +79,8 @@ type served struct {
 	group      *group
 	policy     Policy
 	quarantine *pool.Quarantine
-	pool       *pool.Pool // for its own isolation; nil for session
+	key        poolKey // of its calls, unless they ask for another isolation
+	pool       *leased // of key; nil for isolation session
 }
 
 // group is the tools that were imported together, and their processes.
@@ -108,10 +110,9 @@ type Index struct {
 	wg    sync.WaitGroup // Open, the end of idle sessions, ended pools
 
 	poolsMu sync.Mutex
-	pools   map[poolKey]*pool.Pool
-	ended   bool // no further pools
-
-	sessions sessionPools
+	pools   map[poolKey]*leased
+	taken   map[poolKey]time.Time // see lease
+	ended   bool                  // no further pools
 
 	inFlight  atomic.Int64
 	closing   atomic.Bool
@@ -134,8 +135,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 	}
 	ix.alive, ix.stop = context.WithCancel(context.Background())
-	ix.pools = map[poolKey]*pool.Pool{}
-	ix.sessions.by, ix.sessions.taken = map[poolKey]*sessionPool{}, map[poolKey]*sessionPool{}
+	ix.pools, ix.taken = map[poolKey]*leased{}, map[poolKey]time.Time{}
 	ix.redact = x.redactor(spec.Secrets)
 	if err := ix.group(root); err != nil {
 		return nil, openFailed(spec, err)
@@ -269,18 +269,21 @@ func (ix *Index) group(root string) error {
 		g := byKey[key]
 		if g == nil {
 			g = &group{key: key, config: zygote.Config{
-				Logger: ix.log, Redact: ix.redact, Python: ix.spec.Env.Python, Base: ix.spec.Env.Base, Root: root, Paths: paths,
-				Env: env, Sandbox: key.sandbox, User: user, Given: append(ix.x.seen(root, ix.spec.Env, user), ix.spec.Paths.paths...), OpenFiles: o.Limits.OpenFiles, MostFiles: o.Limits.OpenFiles,
+				Logger: ix.log, Redact: ix.redact, Python: ix.spec.Env.Python, Base: ix.spec.Env.Base, Env: env, User: user,
+				Setup: zygote.Setup{
+					Root: root, Paths: paths, Sandbox: key.sandbox, OpenFiles: [2]int{o.Limits.OpenFiles, o.Limits.OpenFiles},
+					Given: append(ix.x.seen(root, ix.spec.Env, user), ix.spec.Paths.paths...),
+				},
 			}}
 			byKey[key] = g
 			ix.groups = append(ix.groups, g)
 		}
-		g.config.Tools = append(g.config.Tools, name)
-		pids = max(pids, policy.Limits.Within(o.Limits, o.MaxLimits).Pids)
-		g.config.MostFiles = max(g.config.MostFiles, policy.Limits.Within(o.Limits, o.MaxLimits).OpenFiles)
+		setup, limits := &g.config.Setup, policy.Limits.Within(o.Limits, o.MaxLimits)
+		setup.Tools, setup.OpenFiles[1] = append(setup.Tools, name), max(setup.OpenFiles[1], limits.OpenFiles)
+		pids = max(pids, limits.Pids)
 	}
 	for _, g := range ix.groups {
-		g.config.Processes = ix.x.processes(g.config.User, pids)
+		g.config.Setup.Processes = ix.x.processes(g.config.User, pids)
 		g.Group = ix.x.zygotes.NewGroup(g.config)
 	}
 	return nil
@@ -298,10 +301,10 @@ func (ix *Index) open(ctx context.Context) error {
 	}
 	for _, t := range ix.byName {
 		ix.tools = append(ix.tools, *t.Tool)
-		if t.policy.Isolation == toolmesh.IsolationSession {
+		if t.key = t.keyOf(Call{}); t.key.isolation == toolmesh.IsolationSession {
 			continue
 		}
-		p, err := ix.pool(t, t.policy.Isolation)
+		p, err := ix.pool(t.group, t.key)
 		if err != nil {
 			return err
 		}
@@ -316,7 +319,11 @@ func (ix *Index) open(ctx context.Context) error {
 			return err
 		}
 	}
-	ix.wg.Go(ix.maintain)
+	ix.wg.Go(func() {
+		for wake.After(ix.alive, max(ix.x.opts.IdleAfter/4, time.Millisecond)) {
+			ix.expireSessions()
+		}
+	})
 	return nil
 }
 
@@ -329,8 +336,8 @@ func (ix *Index) openGroup(ctx context.Context, g *group) error {
 		return err
 	case err != nil:
 		// Tools of other groups are not affected.
-		ix.log.Error("some tools of the index cannot be served", slog.Any("tools", g.config.Tools), slog.String("error", err.Error()))
-		for _, name := range g.config.Tools {
+		ix.log.Error("some tools of the index cannot be served", slog.Any("tools", g.config.Setup.Tools), slog.String("error", err.Error()))
+		for _, name := range g.config.Setup.Tools {
 			ix.unavailable = append(ix.unavailable, NotServed{Name: name, Reason: err.Error()})
 		}
 		return nil
@@ -377,21 +384,31 @@ func (ix *Index) quarantine(name string) *pool.Quarantine {
 	})
 }
 
-// pool finds or makes the pool for a tool's calls in an isolation. Those of sessions come from
-// sessionPool.
-func (ix *Index) pool(t *served, isolation toolmesh.Isolation) (*pool.Pool, *toolmesh.Error) {
-	key := poolKey{groupKey: t.group.key, async: t.Kind.Async(), isolation: isolation, limits: t.policy.Limits}
-	if isolation == toolmesh.IsolationFresh {
+// keyOf is the key of the pool for a call.
+func (t *served) keyOf(call Call) poolKey {
+	key := poolKey{groupKey: t.group.key, async: t.Kind.Async(), isolation: t.policy.Isolation.Tighter(call.Isolation), limits: t.policy.Limits}
+	switch {
+	case key.isolation == toolmesh.IsolationSession:
+		key.session, key.epoch, key.home = call.Session, call.Epoch, call.Home
+	case key.isolation == toolmesh.IsolationFresh:
 		key.tool = t.Name
+	case key.isolation == toolmesh.IsolationWarm && key.async && t.quarantine.Suspect():
+		key.suspect = t.Name
 	}
-	return ix.poolOf(t.group, key)
+	return key
 }
 
-func (ix *Index) poolOf(g *group, key poolKey) (*pool.Pool, *toolmesh.Error) {
+// pool finds or makes the pool of a key. Those of sessions come from lease.
+func (ix *Index) pool(g *group, key poolKey) (*leased, *toolmesh.Error) {
 	ix.poolsMu.Lock()
 	defer ix.poolsMu.Unlock()
-	if p := ix.pools[key]; p != nil {
-		return p, nil
+	return ix.find(g, key)
+}
+
+// find finds or makes the pool of a key. poolsMu is held.
+func (ix *Index) find(g *group, key poolKey) (*leased, *toolmesh.Error) {
+	if own := ix.pools[key]; own != nil {
+		return own, nil
 	}
 	if ix.ended {
 		return nil, failure.Unavailable("the index %s is closed", ix.spec.Name)
@@ -400,9 +417,9 @@ func (ix *Index) poolOf(g *group, key poolKey) (*pool.Pool, *toolmesh.Error) {
 		Async: key.async, Isolation: key.isolation, Limits: key.limits.Within(tool.Limits{}, ix.x.opts.MaxLimits), Tool: key.tool, Turns: ix.spec.Turns,
 		Bounds: key.limits.Within(ix.x.opts.Limits, ix.x.opts.MaxLimits),
 	}
-	p := pool.New(ix.poolConfig(key), func(ctx context.Context) (pool.Process, error) { return g.Start(ctx, worker) })
-	ix.pools[key] = p
-	return p, nil
+	own := &leased{Pool: pool.New(ix.poolConfig(key), func(ctx context.Context) (pool.Process, error) { return g.Start(ctx, worker) })}
+	ix.pools[key] = own
+	return own, nil
 }
 
 // poolConfig is the configuration of the pool of a key.
@@ -432,23 +449,10 @@ func (ix *Index) poolConfig(key poolKey) pool.Config {
 }
 
 // everyPool are the current pools.
-func (ix *Index) everyPool() map[poolKey]*pool.Pool {
+func (ix *Index) everyPool() map[poolKey]*leased {
 	ix.poolsMu.Lock()
 	defer ix.poolsMu.Unlock()
 	return maps.Clone(ix.pools)
-}
-
-// maintain ends idle workers of sessions.
-func (ix *Index) maintain() {
-	ticks := time.Tick(max(ix.x.opts.IdleAfter/4, time.Millisecond))
-	for {
-		select {
-		case <-ticks:
-			ix.expireSessions()
-		case <-ix.alive.Done():
-			return
-		}
-	}
 }
 
 // Tools are the served tools, ordered by name. The caller must not change them.
@@ -513,34 +517,22 @@ func diedBefore(err error) *toolmesh.Error {
 
 // attempt makes a call once.
 func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Output) (json.RawMessage, pool.Verdict, error) {
-	p, slot := t.pool, t.slot
-	switch isolation := t.policy.Isolation.Tighter(call.Isolation); {
-	case isolation == toolmesh.IsolationSession:
-		own, release, err := ix.sessionPool(t, call)
-		if err != nil {
-			return nil, pool.Verdict{}, err
+	key, p := t.keyOf(call), t.pool
+	var err *toolmesh.Error
+	switch {
+	case key.isolation == toolmesh.IsolationSession:
+		if p, err = ix.lease(t.group, key); err == nil {
+			defer ix.release(p)
 		}
-		defer release()
-		p = own
-	case isolation != t.policy.Isolation:
-		tightened, err := ix.pool(t, isolation)
-		if err != nil {
-			return nil, pool.Verdict{}, err
-		}
-		p = tightened
-	case isolation == toolmesh.IsolationWarm && t.Kind.Async() && t.quarantine.Suspect():
-		apart, err := ix.poolOf(t.group, poolKey{
-			groupKey: t.group.key, async: true, isolation: isolation, limits: t.policy.Limits, suspect: t.Name,
-		})
-		if err != nil {
-			return nil, pool.Verdict{}, err
-		}
-		p = apart
+	case key != t.key:
+		p, err = ix.pool(t.group, key)
 	}
-	if t.policy.Isolation.Tighter(call.Isolation) == toolmesh.IsolationFresh {
-		slot = 0 // its workers import this tool only
+	if err != nil {
+		return nil, pool.Verdict{}, err
 	}
-	call.Slot, call.Sink = slot, sink
+	if call.Slot, call.Sink = t.slot, sink; key.tool != "" {
+		call.Slot = 0 // its workers import this tool only
+	}
 	return p.Call(ctx, call)
 }
 
@@ -576,13 +568,13 @@ func (ix *Index) Close(ctx context.Context) error {
 	}
 	ix.closeOnce.Do(func() {
 		ix.stop()
+		var all sync.WaitGroup
 		ix.poolsMu.Lock()
 		ix.ended = true
-		ix.poolsMu.Unlock()
-		var all sync.WaitGroup
-		for _, p := range ix.everyPool() {
+		for _, p := range ix.pools {
 			all.Go(p.Close)
 		}
+		ix.poolsMu.Unlock()
 		for _, g := range ix.groups {
 			all.Go(g.Close)
 		}
@@ -593,21 +585,11 @@ func (ix *Index) Close(ctx context.Context) error {
 	return cut
 }
 
-// Stats returns a snapshot.
-func (ix *Index) Stats() Stats {
-	var s Stats
+// Stats counts the workers and calls of all pools now.
+func (ix *Index) Stats() (all Workers) {
 	for _, p := range ix.everyPool() {
-		s.Add(p.Stats())
+		all.Add(p.Stats())
 	}
-	for i := range ix.tools {
-		if name := ix.tools[i].Name; ix.byName[name].quarantine.Active() {
-			s.Quarantined = append(s.Quarantined, name)
-		}
-	}
-	for _, g := range ix.groups {
-		s.ForkUnsafe = cmp.Or(g.ForkUnsafe(), s.ForkUnsafe)
-		s.Root = cmp.Or(s.Root, g.Pid())
-	}
-	slices.Sort(s.Pids)
-	return s
+	slices.Sort(all.Pids)
+	return all
 }

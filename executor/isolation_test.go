@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/internal/output"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 const stateTools = `
@@ -162,7 +163,7 @@ func TestNothingSurvivesASingleUseWorker(t *testing.T) {
 				t.Errorf("%s streamed %v", name, sink.items)
 			}
 		}
-		eventually(t, "no used worker is left", func() bool { return len(ix.Stats().Pids) <= 2 })
+		meshtest.Until(t, "no used worker is left", func() bool { return len(ix.Stats().Pids) <= 2 })
 		if s := ix.Stats(); s.Restarts != 0 || s.Busy != 0 {
 			t.Errorf("got %+v", s)
 		}
@@ -278,7 +279,7 @@ noted = note
 	mustCall(t, ix, "t.note", `{"name":"early"}`, `null`)
 	mustCall(t, ix, "t.noted", fmt.Sprintf(`{"name":"late","path":%q}`, late), `null`)
 	for _, file := range []string{early, late} {
-		eventually(t, "what was logged is in "+file, func() bool { return fileText(file) == "kept\n" })
+		meshtest.Until(t, "what was logged is in "+file, func() bool { return fileText(file) == "kept\n" })
 	}
 }
 
@@ -287,7 +288,7 @@ func TestASingleUseWorkerEndsPolitely(t *testing.T) {
 	perSingle(t, func(t *testing.T, ix *executor.Index) {
 		file := t.TempDir() + "/note"
 		mustCall(t, ix, "t.note", fmt.Sprintf(`{"path":%q}`, file), `1`)
-		eventually(t, "the exit handler has run", func() bool { return fileText(file) == "over" })
+		meshtest.Until(t, "the exit handler has run", func() bool { return fileText(file) == "over" })
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/internal/program"
+	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -111,7 +112,7 @@ func TestWorkerStopsWhenItsLaneEnds(t *testing.T) {
 				}
 				return false
 			}
-			eventually(t, "the tool runs", func() bool { return beats(path) })
+			meshtest.Until(t, "the tool runs", func() bool { return beats(path) })
 			l.move(time.Now().Add(time.Second))
 			l.move(time.Now().Add(time.Minute))
 			time.Sleep(1500 * time.Millisecond) // longer than the end that was moved
@@ -128,7 +129,7 @@ func TestWorkerStopsWhenItsLaneEnds(t *testing.T) {
 				t.Error("the tool goes on")
 			}
 			if c.source == beating && c.tool == "tools.spin" {
-				eventually(t, "what the tool has started has ended", func() bool { return !beats(path + ".child") })
+				meshtest.Until(t, "what the tool has started has ended", func() bool { return !beats(path + ".child") })
 			}
 		})
 	}
@@ -151,7 +152,7 @@ func TestWorkerStopsWhenItsLaneEnds(t *testing.T) {
 			_, err := commands.Call(t.Context(), program.Call{Tool: "beat", Argv: []string{"sh", filepath.Join(dir, "beat.sh"), path}, Sandbox: tool.SandboxNone, Lane: l}, nil)
 			done <- err
 		}()
-		eventually(t, "the command runs", func() bool { _, err := os.Stat(path); return err == nil })
+		meshtest.Until(t, "the command runs", func() bool { _, err := os.Stat(path); return err == nil })
 		l.move(time.Now().Add(100 * time.Millisecond))
 		if err := <-done; err == nil {
 			t.Error("the command ended well")

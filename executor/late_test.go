@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // agentFrozen is the context of a call whose time ends while this process is frozen and cannot
@@ -68,7 +69,7 @@ async def anote(path: str, text: str = ""):
 				_, err := ix.Call(ctx, executor.Call{Tool: "t." + kind + "note", Args: []byte(`{"path":"` + path + `"}`)}, nil)
 				ended <- err
 			}()
-			eventually(t, "the call's time is up, if it ever is", func() bool { return !late || time.Now().After(ctx.end) })
+			meshtest.Until(t, "the call's time is up, if it ever is", func() bool { return !late || time.Now().After(ctx.end) })
 			if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 				t.Fatal(err)
 			}

@@ -28,11 +28,6 @@ func TestMain(m *testing.M) {
 		beAgent(dir)
 		return
 	}
-	if dir := os.Getenv("TOOLMESH_TEST_INTRUDED"); dir != "" {
-		whileParentLives()
-		beIntruded(dir)
-		return
-	}
 	if dir := os.Getenv("TOOLMESH_TEST_GROUPED"); dir != "" {
 		whileParentLives()
 		beGrouped(dir)
@@ -264,16 +259,4 @@ func mustFail(t testing.TB, ix *executor.Index, tool, args string, code toolmesh
 		t.Fatalf("%s(%s): got %v, want %s\ndetails: %v\n%s", tool, args, err, code, e.Details, e.Stacktrace)
 	}
 	return toolmesh.AsError(err)
-}
-
-// eventually polls a condition of a foreign process that gives no signal.
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for !condition() {
-		if time.Now().After(deadline) {
-			t.Fatalf("a minute passed before %s", what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/internal/program"
+	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -143,6 +144,7 @@ func TestMemoryThatOnlyTheKernelSees(t *testing.T) {
 		}
 		spec := specOf(t, x, dir, append(tools, "t.small", "t.asmall")...)
 		spec.Policies = policies
+		spec.Quarantined = func(tool, reason string) { t.Errorf("%s: %s", tool, reason) }
 		ix := open(t, x, spec)
 		for _, name := range names {
 			if isolation == toolmesh.IsolationSession && name != "in_a_file" && name != "ain_a_file" {
@@ -165,14 +167,11 @@ func TestMemoryThatOnlyTheKernelSees(t *testing.T) {
 				}
 			}
 		}
-		if q := ix.Stats().Quarantined; len(q) > 0 {
-			t.Errorf("in quarantine: %v", q)
-		}
 		if err := ix.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}
-	eventually(t, "the groups are removed", func() bool { return len(members(t, groups)) == 0 })
+	meshtest.Until(t, "the groups are removed", func() bool { return len(members(t, groups)) == 0 })
 }
 
 // Where a group above runs out of memory, or the machine, the call has not taken
@@ -247,8 +246,8 @@ def later(fifo: str):
 		}
 		return len(members(t, groups)) == 0 // all of it, with the group
 	}
-	eventually(t, "the kernel has killed it", killed)
-	eventually(t, "what was killed has gone", func() bool { // until then its memory is there
+	meshtest.Until(t, "the kernel has killed it", killed)
+	meshtest.Until(t, "what was killed has gone", func() bool { // until then its memory is there
 		for _, pids := range members(t, groups) {
 			for _, pid := range pids {
 				if line, _ := os.ReadFile("/proc/" + pid + "/cmdline"); strings.Contains(string(line), "200 << 20") {
@@ -400,14 +399,14 @@ func TestMemoryOfCommandsThatOnlyTheKernelSees(t *testing.T) {
 	if err := c.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "the groups are removed", func() bool { return len(members(t, groups)) == 0 })
+	meshtest.Until(t, "the groups are removed", func() bool { return len(members(t, groups)) == 0 })
 }
 
 // An executor that is not to use groups makes none.
 func TestWithoutControlGroups(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	x, err := executor.New(dir, &executor.Options{Environ: os.Environ(), WithoutCgroups: true})
+	x, err := executor.New(dir, (&executor.Options{Environ: os.Environ()}).Watched(true))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -566,6 +565,6 @@ def escapes(groups: str):
 		if err := ix.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		eventually(t, "the groups are removed", func() bool { return len(members(t, groups)) == 0 })
+		meshtest.Until(t, "the groups are removed", func() bool { return len(members(t, groups)) == 0 })
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -271,7 +272,7 @@ func TestCancelOfANestedCallInTheQueue(t *testing.T) {
 		_, err := ix.Call(ctx, executor.Call{Tool: "t.sleep", Args: args, Session: "s"}, nil)
 		first <- err
 	}()
-	eventually(t, "the session's worker is busy", exists(path))
+	meshtest.Until(t, "the session's worker is busy", exists(path))
 	second, stop := context.WithCancel(t.Context())
 	below := newLoopback(ix)
 	done := make(chan error, 1)
@@ -279,7 +280,7 @@ func TestCancelOfANestedCallInTheQueue(t *testing.T) {
 		_, err := ix.Call(second, executor.Call{Tool: "t.waits", Args: json.RawMessage(`{}`), Nested: below, Session: "s"}, nil)
 		done <- err
 	}()
-	eventually(t, "the nested call waits", func() bool { return ix.Stats().Waiting == 1 })
+	meshtest.Until(t, "the nested call waits", func() bool { return ix.Stats().Waiting == 1 })
 	stop()
 	if err := <-done; toolmesh.CodeOf(err) != toolmesh.CodeCancelled {
 		t.Errorf("got %v, want cancelled", err)
@@ -488,7 +489,7 @@ func TestThreadsCallForTheirOwnCall(t *testing.T) {
 		body, err := ix.Call(t.Context(), executor.Call{Tool: "t.abeside", Args: json.RawMessage(fmt.Sprintf(`{"path":%q}`, path))}, nil)
 		beside <- fmt.Sprint(string(body), err)
 	}()
-	eventually(t, "it runs", func() bool { return ix.Stats().Busy == 1 })
+	meshtest.Until(t, "it runs", func() bool { return ix.Stats().Busy == 1 })
 	if got := made(&asked{}, "carol", "t.aways", map[string]any{}); got != "[1,2,3,4,5,6,7]" {
 		t.Errorf("t.aways beside another: %s", got)
 	}
@@ -591,6 +592,6 @@ func TestForgedNestedCalls(t *testing.T) {
 				t.Errorf("%s, %s: the error %v does not name the tool", tool, c.how, err)
 			}
 		}
-		eventually(t, "no call is left", func() bool { s := ix.Stats(); return s.Busy == 0 && s.Waiting == 0 })
+		meshtest.Until(t, "no call is left", func() bool { s := ix.Stats(); return s.Busy == 0 && s.Waiting == 0 })
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/internal/output"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // Calls that are nested deeper than this are refused, as a node does it.
@@ -589,7 +590,7 @@ func TestCancelReachesNestedCalls(t *testing.T) {
 				_, err := ix.Call(ctx, executor.Call{Tool: tool, Args: args, Nested: newLoopback(ix)}, nil)
 				done <- err
 			}()
-			eventually(t, "the nested call has begun", exists(path))
+			meshtest.Until(t, "the nested call has begun", exists(path))
 			cancel()
 			select {
 			case err := <-done:
@@ -599,7 +600,7 @@ func TestCancelReachesNestedCalls(t *testing.T) {
 			case <-time.After(30 * time.Second):
 				t.Fatal("the call did not end after its cancellation")
 			}
-			eventually(t, "the nested call was stopped", exists(path+".over"))
+			meshtest.Until(t, "the nested call was stopped", exists(path+".over"))
 		})
 	}
 }
@@ -652,11 +653,11 @@ func TestThreadOutlivesItsCall(t *testing.T) {
 	ix := openNested(t, func(s *executor.Spec) { s.Concurrency = 1 }, nil)
 	path := filepath.Join(t.TempDir(), "begun")
 	mustCallNested(t, ix, "t.leaves_thread", fmt.Sprintf(`{"path":%q}`, path), `"left"`)
-	eventually(t, "the thread's call has failed", exists(path+".code"))
+	meshtest.Until(t, "the thread's call has failed", exists(path+".code"))
 	if said, _ := os.ReadFile(path + ".code"); string(said) != "cancelled" {
 		t.Errorf("the thread that outlived its call got %q, want cancelled", said)
 	}
-	eventually(t, "the nested call was stopped", exists(path+".over"))
+	meshtest.Until(t, "the nested call was stopped", exists(path+".over"))
 	for range 3 {
 		mustCallNested(t, ix, "t.one", `{"a":1}`, `2`)
 	}
@@ -664,7 +665,7 @@ func TestThreadOutlivesItsCall(t *testing.T) {
 	late := filepath.Join(t.TempDir(), "late")
 	mustCallNested(t, ix, "t.leaves_late", fmt.Sprintf(`{"path":%q}`, late), `null`)
 	mustCallNested(t, ix, "t.go_late", `{}`, `null`)
-	eventually(t, "the late thread has said something", exists(late))
+	meshtest.Until(t, "the late thread has said something", exists(late))
 	if s := ix.Stats(); s.Restarts != 0 {
 		t.Errorf("%d workers had to be killed", s.Restarts)
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 const sweptTools = `
@@ -75,7 +76,7 @@ func TestNoOrphanStaysAmongShortCalls(t *testing.T) {
 		mustCall(t, ix, "t.later", fmt.Sprintf(`{"marker":%q}`, "8"+marker), `null`)
 		for !brief() { //nolint:revive // until the thread has started it
 		}
-		eventually(t, "what a thread has started is ended", func() bool {
+		meshtest.Until(t, "what a thread has started is ended", func() bool {
 			return !brief() || len(processes(t, "1000.8"+marker)) == 0
 		})
 	}

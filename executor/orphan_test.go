@@ -15,8 +15,26 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/tool"
 )
+
+// rootOf is the process above all workers of an index; 0 without workers.
+func rootOf(ix *executor.Index) (root int) {
+	for _, pid := range ix.Stats().Pids {
+		for pid > 0 && pid != os.Getpid() {
+			root = pid
+			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+			_, parent, _ := strings.Cut(string(status), "\nPPid:\t")
+			pid = 0 // unless it has a parent
+			_, _ = fmt.Sscan(parent, &pid)
+		}
+		if pid > 0 {
+			return root
+		}
+	}
+	return 0
+}
 
 // alive reports whether a process exists and is not a zombie.
 func alive(pid int) bool {
@@ -129,7 +147,7 @@ func beAgent(dir string) {
 	}
 	s := ix.Stats()
 	effective, _ := x.Sandbox()
-	fmt.Println(x.Level(), effective, s.Root, strings.Trim(fmt.Sprint(append(s.Pids, bases...)), "[]"))
+	fmt.Println(x.Level(), effective, rootOf(ix), strings.Trim(fmt.Sprint(append(s.Pids, bases...)), "[]"))
 	select {}
 }
 
@@ -243,7 +261,7 @@ func nothingSurvives(t *testing.T, c orphanCase, marker string) {
 		t.Errorf("got processes %q, want the root, %d workers and the base", words, len(orphanCalls))
 	}
 	var started []int
-	eventually(t, "what the tools start runs", func() bool {
+	meshtest.Until(t, "what the tools start runs", func() bool {
 		started = processes(t, "1000."+marker)
 		return len(started) == 3
 	})
@@ -259,7 +277,7 @@ func nothingSurvives(t *testing.T, c orphanCase, marker string) {
 	case c.level != sandbox.LevelReaper && words[1] != string(c.sandbox):
 		t.Skipf("the sandbox level %s is not available here", c.sandbox)
 	}
-	eventually(t, "all processes are gone", func() bool {
+	meshtest.Until(t, "all processes are gone", func() bool {
 		for _, pid := range append(pids, started...) {
 			if alive(pid) {
 				return false

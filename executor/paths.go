@@ -155,15 +155,16 @@ func (x *Executor) find(user sandbox.User, p Path) (string, error) {
 }
 
 // home is the home of processes without a user of their own.
-func (x *Executor) home() string { return cmp.Or(x.variable("HOME"), "/") }
+func (x *Executor) home() string { return cmp.Or(variable(x.opts.Environ, "HOME"), "/") }
 
-// variable is the value of a variable of Options.Environ.
-func (x *Executor) variable(name string) string {
-	i := slices.IndexFunc(x.opts.Environ, func(line string) bool { return strings.HasPrefix(line, name+"=") })
-	if i < 0 {
-		return ""
+// variable is the value of a variable of an environment, empty without it.
+func variable(environ []string, name string) string {
+	for _, line := range environ {
+		if value, ok := strings.CutPrefix(line, name+"="); ok {
+			return value
+		}
 	}
-	return x.opts.Environ[i][len(name)+1:]
+	return ""
 }
 
 // enough returns why an index does not get a folder that it asks for; nil if it does.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 const poolTools = `
@@ -116,7 +117,7 @@ func TestABlockedLoopGetsACompanion(t *testing.T) {
 		_, _ = ix.Call(ctx, executor.Call{Tool: "t.ablock"}, sink)
 	}()
 	<-sink.logged
-	eventually(t, "there is another worker", func() bool { return ix.Stats().Workers == 3 })
+	meshtest.Until(t, "there is another worker", func() bool { return ix.Stats().Workers == 3 })
 	mustCall(t, ix, "t.aok", `{"n":5}`, `5`)
 	cancel()
 	<-done
@@ -178,7 +179,7 @@ func TestKillingTheZygoteCostsOnlyTheCallsInFlight(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, sharedExecutor(t), poolTools, poolNames...)
 	done := begin(t, ix)
-	root := ix.Stats().Root
+	root := rootOf(ix)
 	if err := syscall.Kill(root, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +188,7 @@ func TestKillingTheZygoteCostsOnlyTheCallsInFlight(t *testing.T) {
 	}
 	mustCall(t, ix, "t.echo", `{"n":1}`, `{"n":1,"text":""}`)
 	mustCall(t, ix, "t.aecho", `{"n":1}`, `{"n":1,"text":""}`)
-	if now := ix.Stats().Root; now == root || now == 0 {
+	if now := rootOf(ix); now == root || now == 0 {
 		t.Errorf("root %d after %d was killed", now, root)
 	}
 }
@@ -255,7 +256,7 @@ func TestCloseDrains(t *testing.T) {
 		_, err := call(t, ix, "t.nap", `{"n":0.2}`)
 		done <- err
 	}()
-	eventually(t, "the worker is busy", func() bool { return ix.Stats().Busy == 1 })
+	meshtest.Until(t, "the worker is busy", func() bool { return ix.Stats().Busy == 1 })
 	pids := ix.Stats().Pids
 	if err := ix.Close(t.Context()); err != nil {
 		t.Errorf("close: %v", err)
@@ -276,7 +277,7 @@ func TestExecutorCloseCutsCallsOff(t *testing.T) {
 	ix := openModule(t, x, poolTools, poolNames...)
 	mustCall(t, ix, "t.orphan", `{}`, `1`)
 	done := begin(t, ix)
-	pids := append(ix.Stats().Pids, ix.Stats().Root)
+	pids := append(ix.Stats().Pids, rootOf(ix))
 	if err := x.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 func TestWorkersAreReplacedByAge(t *testing.T) {
@@ -19,7 +20,7 @@ func TestWorkersAreReplacedByAge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "several were replaced", func() bool { return ix.Stats().Recycled >= 4 })
+	meshtest.Until(t, "several were replaced", func() bool { return ix.Stats().Recycled >= 4 })
 	if now := mustPid(t, ix); now == body {
 		t.Errorf("process %s is still there", now)
 	}
@@ -40,7 +41,7 @@ def grow(megabytes: int):
 `, "grow")
 	mustCall(t, ix, "t.grow", `{"megabytes":1}`, `1`)
 	mustCall(t, ix, "t.grow", `{"megabytes":40}`, `2`)
-	eventually(t, "it was replaced", func() bool { return ix.Stats().Recycled == 1 })
+	meshtest.Until(t, "it was replaced", func() bool { return ix.Stats().Recycled == 1 })
 	mustCall(t, ix, "t.grow", `{"megabytes":1}`, `1`)
 }
 

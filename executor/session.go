@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -15,104 +14,89 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/pool"
 )
 
-// sessionPool is a pool of one session, which has at most one worker for its plain functions and
-// one for its coroutines at a time.
-type sessionPool struct {
-	pool *pool.Pool
-	key  poolKey
+// leased is a pool. One of a session has at most one worker at a time: a session has one pool for its
+// plain functions and one for its coroutines.
+type leased struct {
+	*pool.Pool
 
-	// Guarded by sessionPools.mu.
+	// Of a session's pool, guarded by Index.poolsMu.
 	calls int // in progress: the worker stays while there are any
 	used  time.Time
 }
 
-// sessionPools are the pools of an index's sessions.
-type sessionPools struct {
-	mu sync.Mutex
-	by map[poolKey]*sessionPool
-	// taken has the sessions whose worker was given to others, until they return or until the time
-	// at which it would have ended: they get an error that their state was lost.
-	taken map[poolKey]*sessionPool
-}
-
-// sessionPool finds or makes the pool of a call's session. release must be called when the call
-// has ended. It fails at the maximum of pools, or if the session's worker was given to another
-// session.
-func (ix *Index) sessionPool(t *served, call Call) (p *pool.Pool, release func(), _ *toolmesh.Error) {
-	key := poolKey{
-		groupKey: t.group.key, async: t.Kind.Async(), isolation: toolmesh.IsolationSession, limits: t.policy.Limits,
-		session: call.Session, epoch: call.Epoch, home: call.Home,
-	}
-	sessions := &ix.sessions
-	sessions.mu.Lock()
-	defer sessions.mu.Unlock()
-	own := sessions.by[key]
-	if own == nil {
-		if _, ok := sessions.taken[key]; ok {
-			delete(sessions.taken, key)
-			return nil, nil, failure.StateGone("its worker was needed for another session")
+// lease finds or makes the pool of a session. release must follow when the call has ended. It fails
+// at the maximum of pools, or if the session's worker was given to another session: Index.taken has
+// such sessions, with the time of their last call, until they return or their worker would have ended.
+func (ix *Index) lease(g *group, key poolKey) (*leased, *toolmesh.Error) {
+	ix.poolsMu.Lock()
+	defer ix.poolsMu.Unlock()
+	if ix.pools[key] == nil {
+		if _, ok := ix.taken[key]; ok {
+			delete(ix.taken, key)
+			return nil, failure.StateGone("its worker was needed for another session")
 		}
-		if len(sessions.by) >= ix.x.opts.MaxSessions && !ix.evict() {
-			return nil, nil, failure.NotStarted(toolmesh.CodeBusy, "all %d workers that %s leases to sessions are in use", len(sessions.by), ix.spec.Name).
+		if all := ix.sessionPools(); len(all) >= ix.x.opts.MaxSessions && !ix.evict(all) {
+			return nil, failure.NotStarted(toolmesh.CodeBusy, "all %d workers that %s leases to sessions are in use", len(all), ix.spec.Name).
 				WithRetryable(true).WithDetail("reason", "session_workers")
 		}
-		p, err := ix.poolOf(t.group, key)
-		if err != nil {
-			return nil, nil, err
-		}
-		own = &sessionPool{pool: p, key: key}
-		sessions.by[key] = own
 	}
-	own.calls++
-	return own.pool, func() {
-		sessions.mu.Lock()
-		own.calls--
-		own.used = time.Now()
-		sessions.mu.Unlock()
-	}, nil
+	own, err := ix.find(g, key)
+	if err == nil {
+		own.calls++
+	}
+	return own, err
 }
 
-// evict ends the session's pool that has been idle for longest, if there is one.
-// sessionPools.mu is held.
-func (ix *Index) evict() bool {
-	var oldest *sessionPool
-	for _, own := range ix.sessions.by {
-		if own.calls == 0 && time.Since(own.used) >= ix.x.opts.SessionHold && (oldest == nil || own.used.Before(oldest.used)) {
-			oldest = own
-		}
-	}
-	if oldest == nil {
+func (ix *Index) release(own *leased) {
+	ix.poolsMu.Lock()
+	own.calls--
+	own.used = time.Now()
+	ix.poolsMu.Unlock()
+}
+
+// sessionPools are the pools of sessions. poolsMu is held.
+func (ix *Index) sessionPools() map[poolKey]*leased {
+	all := maps.Clone(ix.pools)
+	maps.DeleteFunc(all, func(key poolKey, _ *leased) bool { return key.isolation != toolmesh.IsolationSession })
+	return all
+}
+
+// evict ends that of the sessions' pools that has been idle for longest, if there is one. poolsMu is
+// held.
+func (ix *Index) evict(all map[poolKey]*leased) bool {
+	idle := slices.DeleteFunc(slices.Collect(maps.Keys(all)), func(key poolKey) bool {
+		return all[key].calls > 0 || time.Since(all[key].used) < ix.x.opts.SessionHold
+	})
+	if len(idle) == 0 {
 		return false
 	}
-	ix.sessions.taken[oldest.key] = oldest
-	ix.endSessionPool(oldest)
-	ix.log.Info("worker of an idle session was given to another session", slog.String("session", oldest.key.session))
+	oldest := slices.MinFunc(idle, func(a, b poolKey) int { return all[a].used.Compare(all[b].used) })
+	ix.taken[oldest] = all[oldest].used
+	ix.endPool(oldest)
+	ix.log.Info("worker of an idle session was given to another session", slog.String("session", oldest.session))
 	return true
 }
 
-// endSessionPool takes a session's pool out of service. Its workers end after their
-// calls. sessionPools.mu is held.
-func (ix *Index) endSessionPool(own *sessionPool) {
-	delete(ix.sessions.by, own.key)
-	ix.poolsMu.Lock()
-	delete(ix.pools, own.key)
+// endPool takes a pool out of service. Its workers end after their calls. poolsMu is held.
+func (ix *Index) endPool(key poolKey) {
+	own := ix.pools[key]
+	delete(ix.pools, key)
 	if !ix.ended {
-		ix.wg.Go(own.pool.Wait)
+		ix.wg.Go(own.Wait)
 	}
-	ix.poolsMu.Unlock()
-	own.pool.End()
+	own.End()
 }
 
 // expireSessions ends the pools of sessions that were idle for too long.
 func (ix *Index) expireSessions() {
-	ix.sessions.mu.Lock()
-	defer ix.sessions.mu.Unlock()
-	for _, own := range ix.sessions.by {
+	ix.poolsMu.Lock()
+	defer ix.poolsMu.Unlock()
+	for key, own := range ix.sessionPools() {
 		if own.calls == 0 && time.Since(own.used) >= ix.x.opts.SessionIdle {
-			ix.endSessionPool(own)
+			ix.endPool(key)
 		}
 	}
-	maps.DeleteFunc(ix.sessions.taken, func(_ poolKey, lost *sessionPool) bool { return time.Since(lost.used) >= ix.x.opts.SessionIdle })
+	maps.DeleteFunc(ix.taken, func(_ poolKey, used time.Time) bool { return time.Since(used) >= ix.x.opts.SessionIdle })
 }
 
 // BoundSession is one with workers of its own. Epoch is empty if it was not created.
@@ -120,10 +104,10 @@ type BoundSession struct{ Name, Epoch string }
 
 // Sessions are those that have workers of their own now.
 func (ix *Index) Sessions() []BoundSession {
-	ix.sessions.mu.Lock()
-	defer ix.sessions.mu.Unlock()
+	ix.poolsMu.Lock()
+	defer ix.poolsMu.Unlock()
 	all := map[BoundSession]struct{}{}
-	for key := range ix.sessions.by {
+	for key := range ix.sessionPools() {
 		all[BoundSession{key.session, key.epoch}] = struct{}{}
 	}
 	return slices.SortedFunc(maps.Keys(all), func(a, b BoundSession) int {
@@ -135,16 +119,17 @@ func (ix *Index) Sessions() []BoundSession {
 // after their end, or with ctx's error before. A later call of the session gets a new
 // worker.
 func (ix *Index) EndSession(ctx context.Context, name, epoch string) error {
-	var ended []*pool.Pool
-	ix.sessions.mu.Lock()
-	for key, own := range ix.sessions.by {
-		if key.session == name && key.epoch == epoch {
-			ix.endSessionPool(own)
-			ended = append(ended, own.pool)
+	var ended []*leased
+	ix.poolsMu.Lock()
+	of := func(key poolKey) bool { return key.session == name && key.epoch == epoch }
+	for key, own := range ix.sessionPools() {
+		if of(key) {
+			ix.endPool(key)
+			ended = append(ended, own)
 		}
 	}
-	maps.DeleteFunc(ix.sessions.taken, func(key poolKey, _ *sessionPool) bool { return key.session == name && key.epoch == epoch })
-	ix.sessions.mu.Unlock()
+	maps.DeleteFunc(ix.taken, func(key poolKey, _ time.Time) bool { return of(key) })
+	ix.poolsMu.Unlock()
 	for _, p := range ended {
 		select {
 		case <-p.Gone():

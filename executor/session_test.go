@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // openSession serves stateTools under isolation session.
@@ -106,7 +107,7 @@ func TestACallWaitsForItsSessionsWorker(t *testing.T) {
 			body, err := callIn(t, ix, "a", "t.count", `{}`)
 			got <- fmt.Sprint(body, err)
 		}()
-		eventually(t, "the call waits", func() bool { return ix.Stats().Waiting == n+1 })
+		meshtest.Until(t, "the call waits", func() bool { return ix.Stats().Waiting == n+1 })
 	}
 	mustCallIn(t, ix, "b", "t.count", `{}`, `2`)
 	mustCallIn(t, ix, "c", "t.count", `{}`, `1`)
@@ -128,7 +129,7 @@ func TestASessionIsToldThatItsWorkerIsGone(t *testing.T) {
 	if err := syscall.Kill(ix.Stats().Pids[0], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "its end is noticed", func() bool { return ix.Stats().Restarts == 1 })
+	meshtest.Until(t, "its end is noticed", func() bool { return ix.Stats().Restarts == 1 })
 	mustFailIn(t, ix, "a", "t.count", toolmesh.CodeUnavailable, gone)
 	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
 
@@ -139,7 +140,7 @@ func TestASessionIsToldThatItsWorkerIsGone(t *testing.T) {
 		_, err := callIn(t, ix, "a", "t.count", `{}`)
 		waiting <- err
 	}()
-	eventually(t, "the call waits", func() bool { return ix.Stats().Waiting == 1 })
+	meshtest.Until(t, "the call waits", func() bool { return ix.Stats().Waiting == 1 })
 	if err := syscall.Kill(ix.Stats().Pids[0], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -184,10 +185,10 @@ func TestALeaseEndsByIdleness(t *testing.T) {
 	t.Parallel()
 	ix := openSession(t, func(o *executor.Options) { o.SessionIdle, o.IdleAfter = 50*time.Millisecond, 20*time.Millisecond })
 	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
-	eventually(t, "its worker is gone", func() bool { return len(ix.Stats().Pids) == 0 })
+	meshtest.Until(t, "its worker is gone", func() bool { return len(ix.Stats().Pids) == 0 })
 	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
 	end := beginIn(t, ix, "b")
-	eventually(t, "the idle one is gone, and the busy one is not", func() bool { return len(ix.Stats().Pids) == 1 })
+	meshtest.Until(t, "the idle one is gone, and the busy one is not", func() bool { return len(ix.Stats().Pids) == 1 })
 	end()
 }
 
@@ -208,7 +209,7 @@ func TestASessionsEndEndsItsWorkersAndCalls(t *testing.T) {
 		_, err := callIn(t, ix, "a", "t.count", `{}`)
 		waiting <- err
 	}()
-	eventually(t, "the call waits", func() bool { return ix.Stats().Waiting == 1 })
+	meshtest.Until(t, "the call waits", func() bool { return ix.Stats().Waiting == 1 })
 	if err := ix.EndSession(t.Context(), "a", ""); err != nil {
 		t.Fatal(err)
 	}
@@ -242,7 +243,7 @@ func TestScarceWorkersGoToTheSessionThatCalls(t *testing.T) {
 	endC()
 	mustFailIn(t, ix, "b", "t.count", toolmesh.CodeUnavailable, "session_worker_unavailable")
 	mustCallIn(t, ix, "b", "t.count", `{}`, `1`)
-	eventually(t, "those that were taken are gone", func() bool { return len(ix.Stats().Pids) == 2 })
+	meshtest.Until(t, "those that were taken are gone", func() bool { return len(ix.Stats().Pids) == 2 })
 }
 
 func TestAHeldLeaseIsNotGivenAway(t *testing.T) {

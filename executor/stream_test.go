@@ -18,6 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/internal/output"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 const streamTools = `
@@ -176,7 +177,7 @@ func TestASlowReaderPausesTheGenerator(t *testing.T) {
 			done <- err
 		}()
 		// The generator writes a byte for each item it makes, and gives no other signal.
-		eventually(t, "it is on its way", func() bool { return made() >= 5 })
+		meshtest.Until(t, "it is on its way", func() bool { return made() >= 5 })
 		for settled, before := 0, int64(0); settled < 20; settled++ {
 			time.Sleep(10 * time.Millisecond) // a process that does nothing gives no signal of it
 			if now := made(); now != before {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // Changes of a tool to the modules that it shares with its worker affect only the two: the
@@ -50,20 +51,20 @@ func TestAToolCannotKillItsNeighbours(t *testing.T) {
 	if effective == "none" {
 		t.Skip("no sandbox here")
 	}
-	root := ix.Stats().Root
+	root := rootOf(ix)
 	ctx, cancel := context.WithCancel(t.Context())
 	slept := make(chan error, 1)
 	go func() {
 		_, err := ix.Call(ctx, executor.Call{Tool: "bad.sleeps"}, nil)
 		slept <- err
 	}()
-	eventually(t, "a neighbour runs", func() bool { return ix.Stats().Busy == 1 })
+	meshtest.Until(t, "a neighbour runs", func() bool { return ix.Stats().Busy == 1 })
 	if e := mustFail(t, ix, "bad.kills_the_zygote", `{}`, toolmesh.CodeToolError); e.Type != "PermissionError" {
 		t.Errorf("got %s, want PermissionError", e.Type)
 	}
 	mustCall(t, ix, "bad.kills_all", `{}`, `null`) // the system does not report skipped processes
 	mustCall(t, ix, "bad.ok", `{}`, `1`)
-	if s := ix.Stats(); s.Restarts != 0 || s.Root != root || s.Busy != 1 {
+	if s := ix.Stats(); s.Restarts != 0 || rootOf(ix) != root || s.Busy != 1 {
 		t.Errorf("got %+v, want the processes of the beginning", s)
 	}
 	cancel()

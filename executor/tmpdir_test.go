@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // Files that uv and a build of setup.py put into TMPDIR are removed with them: TMPDIR is not the
@@ -34,7 +35,7 @@ func TestAResolvedSetupLeavesNoTemporaryFiles(t *testing.T) {
 	if err != nil || len(left) > 0 {
 		t.Errorf("left in TMPDIR: %v %v", left, err)
 	}
-	eventually(t, "nothing is left in the executor's folder, once bytecode is made", func() bool {
+	meshtest.Until(t, "nothing is left in the executor's folder, once bytecode is made", func() bool {
 		own, err := filepath.Glob(filepath.Join(root, "new-*"))
 		return err == nil && len(own) == 0
 	})

@@ -84,7 +84,7 @@ func TestWheelsThatWantToBeTheEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "its bytecode is made", func() bool {
+	meshtest.Until(t, "its bytecode is made", func() bool {
 		marker, err := os.ReadFile(recordOf(env, ".json"))
 		return err == nil && strings.Contains(string(marker), `"compiled":true`)
 	})
@@ -218,7 +218,7 @@ open("data.txt", "w").write("data")
 	if to, err := os.Readlink(filepath.Join(env.Dir, "bin", "python")); err != nil || to != env.Base {
 		t.Errorf("bin/python leads to %q, %v", to, err)
 	}
-	eventually(t, "its bytecode is made", func() bool {
+	meshtest.Until(t, "its bytecode is made", func() bool {
 		marker, err := os.ReadFile(recordOf(env, ".json"))
 		return err == nil && strings.Contains(string(marker), `"compiled":true`)
 	})

@@ -73,7 +73,7 @@ func newRig(t *testing.T, change func(*gateway.Options)) *rig {
 	if r.router, err = router.New(nc, nil); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.router.Close() })
+	t.Cleanup(func() { meshtest.End(t, r.router) })
 	if err := r.router.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -133,9 +133,7 @@ func newRig(t *testing.T, change func(*gateway.Options)) *rig {
 	}
 	t.Cleanup(func() {
 		close(r.proceed)
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		_ = r.host.Stop(ctx)
+		meshtest.End(t, r.host)
 	})
 	seed, err := os.ReadFile(access.File(r.DataDir, access.Admin))
 	if err != nil {

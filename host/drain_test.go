@@ -67,7 +67,7 @@ func registryOn(t *testing.T, nc *nats.Conn) *registry.View {
 	}
 	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
-	responder, err := registry.NewResponder(b, view, testmesh.Store(t, b), nil)
+	responder, err := registry.NewResponder(b, view, testmesh.Store(t, b))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -47,7 +47,7 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 	if f == nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker sends a file %q that it has not begun", what)
 	}
-	have, _ := f.Size()
+	have, _, _ := f.Size()
 	switch {
 	case verb == "piece" && have+int64(len(body)) > f.size:
 		return nil, toolmesh.Errorf(toolmesh.CodeToolError, "the file grew beyond its %d bytes while it was sent", f.size)
@@ -55,7 +55,7 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 		if err := f.Wait(ctx, fileWindow-1); err != nil {
 			return nil, err
 		}
-		return []byte("{}"), f.Write(body)
+		return []byte("{}"), f.Write(body, nil)
 	case verb != "end":
 		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker asks %q of a file", what)
 	case have != f.size:
@@ -90,7 +90,7 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 	if err := h.payloads.Room(ctx, account, about.Size); err != nil {
 		return nil, err
 	}
-	u, err := store.Of(h.bus).NewUpload(name, account, true, nil)
+	u, err := store.Of(h.bus).NewUpload(name, account, true)
 	if err != nil {
 		return nil, err
 	}

@@ -64,7 +64,7 @@ func TestMisuseIsAnError(t *testing.T) {
 			}
 			return err
 		},
-		"registry.NewResponder": func() error { _, err := registry.NewResponder(nil, nil, nil, nil); return err },
+		"registry.NewResponder": func() error { _, err := registry.NewResponder(nil, nil, nil); return err },
 		"standby.New":           func() error { _, err := standby.New(nil, nil, "", nil); return err },
 		"registry.Acquire": func() error {
 			_, err := registry.Acquire(ctx, nil, registry.NodeRecord{Node: "n", Boot: "b"}, nil)

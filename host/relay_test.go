@@ -31,7 +31,7 @@ func relaying(t *testing.T, d *desk, nc *nats.Conn, opts *host.Options) (*host.H
 	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
 	store := testmesh.Store(t, b)
-	responder, err := registry.NewResponder(b, view, store, nil)
+	responder, err := registry.NewResponder(b, view, store)
 	if err != nil {
 		t.Fatal(err)
 	}

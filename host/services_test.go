@@ -428,7 +428,7 @@ func responding(t *testing.T, broker *meshtest.Server) *registry.View {
 	b := testmesh.Bus(t, broker.Connect(t), nil)
 	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
-	responder, err := registry.NewResponder(b, view, testmesh.Store(t, b), nil)
+	responder, err := registry.NewResponder(b, view, testmesh.Store(t, b))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -195,19 +195,18 @@ func freePorts(t testing.TB, n int) []string {
 	return addresses
 }
 
-// Until calls ok every few milliseconds until it is true, and fails the test with the text after
-// a minute. It is for conditions that give no signal.
+// Until calls ok until it is true, soon again at first and then less often, as many conditions cost
+// the processor that they wait for. It fails the test with the text after a minute. It is for
+// conditions that give no signal.
 func Until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	ticker := time.NewTicker(2 * time.Millisecond)
-	defer ticker.Stop()
-	for !ok() {
+	for pause := 2 * time.Millisecond; !ok(); pause = min(pause+pause/4, 40*time.Millisecond) {
 		select {
 		case <-ctx.Done():
 			t.Fatalf("%s: not so after %v", what, startTimeout)
-		case <-ticker.C:
+		case <-time.After(pause):
 		}
 	}
 }

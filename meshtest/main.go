@@ -6,6 +6,7 @@ import (
 	"flag"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"testing"
 
@@ -18,6 +19,10 @@ import (
 // has called the functions of after.
 func Main(m *testing.M, after ...func()) {
 	Parallel(4)
+	// Brokers and nodes of tests come and go: to collect less often takes a tenth off their processor time.
+	if asked := debug.SetGCPercent(300); asked != 100 { // GOGC is set
+		debug.SetGCPercent(asked)
+	}
 	goleak.VerifyTestMain(m, append(LeakOptions(), goleak.Cleanup(func(status int) {
 		for _, f := range after {
 			f()

@@ -42,7 +42,7 @@ func learn(worker string) {
 	bytecode.Lock()
 	defer bytecode.Unlock()
 	// The mark is written last.
-	if marks, _ := filepath.Glob(filepath.Join(worker, "*", "compiled.*")); len(marks) == 0 || bytecode.files != nil {
+	if marks, _ := filepath.Glob(filepath.Join(worker, "*", "__pycache__", "compiled.*")); len(marks) == 0 || bytecode.files != nil {
 		return
 	}
 	files := fstest.MapFS{}

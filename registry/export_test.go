@@ -29,7 +29,7 @@ func (v *View) Node(id subjects.NodeID) (NodeStatus, bool) {
 func (v *View) Records(session subjects.SessionID, id subjects.ToolID) (all []ToolsRecord) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	for _, one := range v.current(canonical(session), id) {
+	for _, one := range v.current(session, id) {
 		r := one.entry.record
 		r.Tools = []ToolRoute{*one.tool}
 		all = append(all, r)
@@ -53,10 +53,10 @@ func RenewsEvery(nodes uint64) time.Duration { return renewEvery(nodes) }
 // Some are the nodes that an asker is told of.
 func Some(nodes []Candidate, asker string) []Candidate { return some(nodes, asker) }
 
-// Clears removes the records of nodes without a lease for after, as seen by the earlier calls.
-func (v *View) Clears(ctx context.Context, after time.Duration) func() {
+// Clears removes the records of an age that nothing has needed for a time, as seen by the earlier calls.
+func (v *View) Clears(ctx context.Context, unneeded, age time.Duration) func() {
 	seen := make(map[left]time.Time)
-	return func() { v.clear(ctx, seen, after) }
+	return func() { v.clear(ctx, seen, patience{unneeded, age}, patience{unneeded, age}) }
 }
 
 // LooksAgain makes the next search retry the descriptors that the store lacked, and returns the

@@ -43,6 +43,7 @@ type follow struct {
 type keyState struct {
 	revision uint64
 	gone     bool
+	at       time.Time // when it was written, by the broker's clock
 }
 
 // change is one stored message of a bucket.
@@ -134,7 +135,7 @@ func (f *follow) accept(c change) bool {
 	if k, known := f.keys[c.key]; known && c.seq <= k.revision {
 		return false
 	}
-	f.keys[c.key] = keyState{revision: c.seq, gone: c.gone}
+	f.keys[c.key] = keyState{revision: c.seq, gone: c.gone, at: c.at}
 	return true
 }
 
@@ -343,7 +344,7 @@ func (v *View) readFrom(ctx context.Context, f *follow, stream string, from, wan
 			}
 			found[key] = true
 			v.mu.Lock()
-			v.apply(f, change{key: key, seq: m.Seq, gone: store.Gone(m.Header), data: m.Data})
+			v.apply(f, change{key: key, seq: m.Seq, at: m.Time, gone: store.Gone(m.Header), data: m.Data})
 			if m.Time.After(f.latest) {
 				f.latest = m.Time
 			}

@@ -13,41 +13,15 @@ import (
 // heartbeats of all nodes.
 const SparingMax = 64
 
-const (
-	// sparingMin is the size at which a sparing view subscribes to all heartbeats again. It
-	// is below SparingMax, so that a mesh at the limit does not switch all the time.
-	sparingMin = SparingMax * 3 / 4
-	// singlesMax bounds the subscriptions to single nodes. Each ends singleFor after the
-	// last question about its node.
-	singlesMax = 64
-	singleFor  = time.Minute
-)
+// sparingMin is the size at which a sparing view subscribes to all heartbeats again. It
+// is below SparingMax, so that a mesh at the limit does not switch all the time.
+const sparingMin = SparingMax * 3 / 4
 
 // heartbeats are a view's subscriptions to heartbeats. The view's lock guards them.
 type heartbeats struct {
-	all     *nats.Subscription // of all nodes; nil: only nodes with a single one are heard
-	since   time.Time          // of all
-	singles int                // nodes with a subscription of their own
-	needs   int                // callers of refreshLoads that need all of them now
-}
-
-// single is a subscription to the heartbeats of one node.
-type single struct {
-	sub   *nats.Subscription
-	since time.Time
-	asked time.Time // time of the last question about the node
-}
-
-// heardSince returns since when the view receives a node's heartbeats, and false where it
-// does not receive them.
-func (v *View) heardSince(n *nodeEntry) (since time.Time, ok bool) {
-	switch {
-	case v.heartbeats.all != nil:
-		return v.heartbeats.since, true
-	case n.single != nil:
-		return n.single.since, true
-	}
-	return time.Time{}, false
+	all   *nats.Subscription // of all nodes; nil: only those that the connection watches are heard
+	since time.Time          // of all
+	needs int                // callers of refreshLoads that need all of them now
 }
 
 func (v *View) subscribeAll() error {
@@ -106,40 +80,4 @@ func (v *View) refreshLoads() (done func()) {
 		v.heartbeats.needs--
 		v.followSize()
 	}
-}
-
-// subscribeTo subscribes to the heartbeats of one node, within singlesMax.
-func (v *View) subscribeTo(id subjects.NodeID, n *nodeEntry, now time.Time) {
-	if n.single != nil {
-		n.single.asked = now
-		return
-	}
-	subject, err := subjects.Heartbeat(id)
-	if err != nil || v.heartbeats.singles >= singlesMax || v.closed {
-		return
-	}
-	if sub, err := v.bus.Conn().Subscribe(subject, v.heartbeat); err == nil {
-		n.single = &single{sub: sub, since: now, asked: now}
-		v.heartbeats.singles++
-	}
-}
-
-// dropSingles ends the subscriptions to nodes without a question for singleFor.
-func (v *View) dropSingles(now time.Time) {
-	for _, n := range v.nodes {
-		if n.single != nil && now.Sub(n.single.asked) > singleFor {
-			_ = n.single.sub.Unsubscribe()
-			n.single = nil
-			v.heartbeats.singles--
-		}
-	}
-}
-
-// unsubscribeAll ends all subscriptions to heartbeats for good.
-func (v *View) unsubscribeAll() {
-	v.closed = true
-	if v.heartbeats.all != nil {
-		_ = v.heartbeats.all.Unsubscribe()
-	}
-	v.dropSingles(time.Now().Add(2 * singleFor))
 }

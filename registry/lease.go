@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/bits"
 	"math/rand/v2"
 	"sync"
@@ -79,7 +80,7 @@ type Lease struct {
 
 	mu     sync.Mutex
 	record NodeRecord
-	tools  map[subjects.ToolsKey]storedRecord
+	tools  map[string]storedRecord // by key in MESH_TOOLS
 	err    error
 	since  time.Time     // it has been valid without a gap
 	until  time.Time     // it is certainly valid
@@ -120,7 +121,7 @@ func Acquire(ctx context.Context, c Conn, record NodeRecord, log *slog.Logger) (
 	l := &Lease{
 		bus: store.Of(b), log: cmp.Or(log, slog.New(slog.DiscardHandler)), record: record, node: record.Node, boot: record.Boot,
 		key:   store.Key{Bucket: subjects.BucketNodes, Name: token},
-		tools: make(map[subjects.ToolsKey]storedRecord), every: RenewEvery,
+		tools: make(map[string]storedRecord), every: RenewEvery,
 		kick: make(chan struct{}, 1), lost: make(chan struct{}), end: end,
 	}
 	l.unverified.Store(true) // an earlier boot may have left something
@@ -274,13 +275,13 @@ func (l *Lease) Publish(ctx context.Context, r ToolsRecord) error {
 	l.serving.Lock()
 	defer l.serving.Unlock()
 	l.mu.Lock()
-	l.tools[key] = p
+	l.tools[name] = p
 	l.mu.Unlock()
 	if err := l.putTools(ctx, p); err != nil {
 		l.unverified.Store(true)
 		if toolmesh.CodeOf(err) == toolmesh.CodePayloadTooLarge {
 			l.mu.Lock()
-			delete(l.tools, key)
+			delete(l.tools, name)
 			l.mu.Unlock()
 		}
 		return fmt.Errorf("publish the tools of node %q: %w", r.Node, err)
@@ -298,7 +299,7 @@ func (l *Lease) Withdraw(ctx context.Context, key subjects.ToolsKey) error {
 	l.serving.Lock()
 	defer l.serving.Unlock()
 	l.mu.Lock()
-	delete(l.tools, key)
+	delete(l.tools, name)
 	l.mu.Unlock()
 	if err := l.bus.Delete(ctx, store.Key{Bucket: subjects.BucketTools, Name: name}, 0); err != nil {
 		l.unverified.Store(true)
@@ -323,7 +324,7 @@ func (l *Lease) Release(ctx context.Context) (err error) {
 func (l *Lease) release(ctx context.Context) error {
 	l.mu.Lock()
 	tools, lost := l.tools, l.err
-	l.tools = make(map[subjects.ToolsKey]storedRecord)
+	l.tools = make(map[string]storedRecord)
 	l.mu.Unlock()
 	if lost != nil {
 		return nil // everything under this node id is another boot's
@@ -564,10 +565,7 @@ func (l *Lease) verifyTools(ctx context.Context) (err error) {
 		}
 	}()
 	l.mu.Lock()
-	want := make(map[string]storedRecord, len(l.tools))
-	for _, p := range l.tools {
-		want[p.key.Name] = p
-	}
+	want := maps.Clone(l.tools)
 	l.mu.Unlock()
 	leftover := make(map[store.Key]uint64)
 	q := store.Query{

@@ -425,10 +425,10 @@ func TestIndexClaimedAtOnceHasOneOwner(t *testing.T) {
 	}
 }
 
-func TestSweepRemovesOnlyOldRecordsWithoutALease(t *testing.T) {
+// A view that waits longer removes what a dead node served only once that is old.
+func TestOnlyOldRecordsAreRemoved(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	records := testmesh.Store(t, b)
 	if err := b.FreshTime(t.Context()); err != nil { // the age is told by the broker's clock
 		t.Fatal(err)
 	}
@@ -440,24 +440,26 @@ func TestSweepRemovesOnlyOldRecordsWithoutALease(t *testing.T) {
 	if _, err := store.Of(b).Put(t.Context(), dead, []byte(`{}`), 0); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := records.Sweep(t.Context(), time.Hour); n != 0 || err != nil {
-		t.Fatalf("young records: swept %d, %v", n, err)
+	v := view(t, b)
+	young, old := v.Clears(t.Context(), 0, time.Hour), v.Clears(t.Context(), 300*time.Millisecond, time.Millisecond)
+	for range 3 {
+		young()
+	}
+	if tools := toolsOf(t, b); len(tools) != 2 {
+		t.Fatalf("a young record was removed: %v", tools)
 	}
 	meshtest.Until(t, "the record is old enough", func() bool {
-		n, err := records.Sweep(t.Context(), time.Millisecond)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n == 1
+		old()
+		return len(toolsOf(t, b)) == 1
 	})
-	if tools := toolsOf(t, b); len(tools) != 1 || tools["alive.=.i.demo"] == "" {
+	if tools := toolsOf(t, b); tools["alive.=.i.demo"] == "" {
 		t.Fatalf("left: %v", tools)
 	}
 }
 
 // The name of a service is free again after a time without a node that serves it; installed indexes
 // and served ones keep theirs.
-func TestSweepOfClaims(t *testing.T) {
+func TestNamesOfServicesThatAreGone(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	records := testmesh.Store(t, b)
@@ -475,28 +477,27 @@ func TestSweepOfClaims(t *testing.T) {
 	}
 	l := acquire(t, b, record("alive", "boot1"))
 	publish(t, records, l, "served", "r1", "served.a")
-	if n, err := records.Sweep(t.Context(), time.Hour); n != 0 || err != nil {
-		t.Fatalf("young claims: swept %d, %v", n, err)
+	v := view(t, b)
+	young, soon, old := v.Clears(t.Context(), 0, time.Hour), v.Clears(t.Context(), time.Hour, 0), v.Clears(t.Context(), 300*time.Millisecond, time.Millisecond)
+	for range 3 {
+		young()
+		soon()
 	}
-	if n, err := records.Sweep(t.Context(), time.Millisecond); n != 0 || err != nil {
-		t.Fatalf("claims that nobody serves for the first time: swept %d, %v", n, err)
-	}
-	swept := 0
-	meshtest.Until(t, "the claims are old enough", func() bool {
-		n, err := records.Sweep(t.Context(), time.Millisecond)
-		if err != nil {
-			t.Fatal(err)
+	for _, name := range []subjects.IndexName{"gone", "served"} {
+		if _, err := records.Index(t.Context(), name, ""); err != nil {
+			t.Errorf("the name %s, young or just unserved: %v", name, err)
 		}
-		swept += n
-		return swept >= 2
+	}
+	meshtest.Until(t, "names that no node serves are removed", func() bool {
+		old()
+		_, one := records.Index(t.Context(), "gone", "")
+		_, other := records.Index(t.Context(), "private", "s")
+		return errors.Is(one, store.ErrNoKey) && errors.Is(other, store.ErrNoKey)
 	})
 	for name, want := range map[subjects.IndexName]bool{"gone": false, "served": true, "installed": true, "other": true} {
 		if _, err := records.Index(t.Context(), name, ""); (err == nil) != want {
 			t.Errorf("the name %s: %v, want it kept: %v", name, err, want)
 		}
-	}
-	if _, err := records.Index(t.Context(), "private", "s"); !errors.Is(err, store.ErrNoKey) {
-		t.Errorf("a name that was private to a session: %v", err)
 	}
 	if err := records.ClaimIndex(t.Context(), registry.IndexRecord{Name: "gone", Source: "service:other"}); err != nil {
 		t.Errorf("the name cannot be claimed: %v", err)

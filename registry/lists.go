@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/store"
@@ -125,12 +127,10 @@ func (v *View) want(sum listSum, c change) {
 // unwant forgets that a key's record waits for a list, as there is a later record. The lock is
 // held.
 func (v *View) unwant(key string) {
-	for sum, w := range v.wanted {
+	maps.DeleteFunc(v.wanted, func(_ listSum, w *wantedList) bool {
 		delete(w.records, key)
-		if len(w.records) == 0 {
-			delete(v.wanted, sum)
-		}
-	}
+		return len(w.records) == 0
+	})
 }
 
 // wants reports whether lists are to be read. The lock is held.
@@ -154,9 +154,7 @@ func (v *View) readLists(ctx context.Context, look bool) error {
 		}
 	}
 	v.mu.RUnlock()
-	for len(names) > 0 {
-		some := names[:min(len(names), listsAtOnce)]
-		names = names[len(some):]
+	for some := range slices.Chunk(names, listsAtOnce) {
 		q := store.Query{Stream: subjects.KVStream(subjects.BucketSchemas), Last: some}
 		for m, err := range values(ctx, v.bus, subjects.BucketSchemas, q) {
 			if err != nil {

@@ -1,9 +1,9 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"maps"
 	"slices"
 	"strings"
 
@@ -42,20 +42,16 @@ type ArgumentsAnswer struct {
 // are tools of the caller's own. An error names the tool that it is about.
 func (r *Responder) described(ctx context.Context, session subjects.SessionID, names []string, own []*tool.Descriptor) ([]*tool.Descriptor, error) {
 	var all []*tool.Descriptor
-	stored := make(map[int]string) // the digests of those of all that are in the store
+	var digests []string // of those of all that are in the store
 	seen := make(map[subjects.ToolID]bool, len(names))
 	for _, name := range names {
 		id, digest, declared := subjects.ToolID(name), "", (*tool.Descriptor)(nil)
 		if i := slices.IndexFunc(own, func(d *tool.Descriptor) bool { return d != nil && d.ID != "" && string(d.ID) == name }); i >= 0 {
 			declared = own[i]
 		} else {
-			full, err := r.view.Resolve(session, name)
+			_, route, err := r.view.find(session, name)
 			if err != nil {
 				return nil, err
-			}
-			route, ok := r.view.Route(session, full)
-			if !ok { // gone this instant
-				return nil, notFound(name, nil)
 			}
 			if route.Digest == "" {
 				_, err := descriptorOf(ctx, r.store, route)
@@ -67,17 +63,14 @@ func (r *Responder) described(ctx context.Context, session subjects.SessionID, n
 			continue
 		}
 		seen[id] = true
-		if declared == nil {
-			stored[len(all)] = digest
-		}
-		all = append(all, declared)
+		all, digests = append(all, declared), append(digests, digest)
 	}
-	found, err := r.store.Descriptors(ctx, slices.Collect(maps.Values(stored)))
+	found, err := r.store.Descriptors(ctx, digests)
 	if err != nil {
 		return nil, err
 	}
-	for i, digest := range stored {
-		if all[i] = found[digest]; all[i] == nil {
+	for i, digest := range digests {
+		if all[i] = cmp.Or(all[i], found[digest]); all[i] == nil {
 			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the descriptor of a tool is not readable now: try again").
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		}
@@ -86,7 +79,7 @@ func (r *Responder) described(ctx context.Context, session subjects.SessionID, n
 }
 
 // render answers the declarations of tools for a provider.
-func (r *Responder) render(session subjects.SessionID, q Request) (any, error) {
+func (r *Responder) render(ctx context.Context, q *query) (any, error) {
 	if q.Provider == "" {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "provider is missing or empty: it is one of %v", render.Formats())
 	}
@@ -100,9 +93,7 @@ func (r *Responder) render(session subjects.SessionID, q Request) (any, error) {
 		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%d tools are asked for, and one request may ask for %d: choose those that the model needs", len(q.Tools), renderMost).
 			WithDetail("max", renderMost)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
-	defer cancel()
-	all, err := r.described(ctx, session, q.Tools, q.Declared)
+	all, err := r.described(ctx, q.session, q.Tools, q.Declared)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +162,7 @@ func (v *View) alike(session subjects.SessionID, name string, globs subjects.Glo
 }
 
 // arguments answers the tool and the arguments that a model's call means.
-func (r *Responder) arguments(session subjects.SessionID, q Request) (any, error) {
+func (r *Responder) arguments(ctx context.Context, q *query) (any, error) {
 	if q.Tool == "" {
 		return nil, missing("tool")
 	}
@@ -183,13 +174,11 @@ func (r *Responder) arguments(session subjects.SessionID, q Request) (any, error
 			text = json.RawMessage(*inner)
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
-	defer cancel()
 	name := q.Tool
 	if !slices.ContainsFunc(q.Declared, func(d *tool.Descriptor) bool { return d != nil && string(d.ID) == name }) {
-		id, err := r.view.meant(session, name)
+		id, err := r.view.meant(q.session, name)
 		if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound { // only then: it compares all ids
-			if id = r.view.alike(session, name, subjects.Globs(q.Tools)); id != "" {
+			if id = r.view.alike(q.session, name, subjects.Globs(q.Tools)); id != "" {
 				err = nil
 			}
 		}
@@ -198,7 +187,7 @@ func (r *Responder) arguments(session subjects.SessionID, q Request) (any, error
 		}
 		name = string(id)
 	}
-	all, err := r.described(ctx, session, []string{name}, q.Declared)
+	all, err := r.described(ctx, q.session, []string{name}, q.Declared)
 	if err != nil {
 		return nil, err
 	}

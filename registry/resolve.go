@@ -53,10 +53,9 @@ type Route struct {
 
 // Route returns a tool of a full id, as it is or as it travels, false if the session knows no such tool.
 func (v *View) Route(session subjects.SessionID, id subjects.ToolID) (Route, bool) {
-	session, now := canonical(session), time.Now()
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	return v.route(session, id, now)
+	return v.route(session, id, time.Now())
 }
 
 func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Time) (Route, bool) {
@@ -131,36 +130,19 @@ func tellsMore(one, other servedAs) bool {
 	return one.entry.revision > other.entry.revision
 }
 
-// current returns the routes of a tool, without those of another epoch of the
-// session.
+// scopes returns the scope of a session and the one of all sessions. The lock is held.
+func (v *View) scopes(session subjects.SessionID) (own, shared *scope) {
+	session = canonical(session)
+	return v.table.scopes[scopeKey{session, v.sessions[session].Epoch}], v.table.scopes[scopeKey{}]
+}
+
+// current returns the routes of a tool. The lock is held.
 func (v *View) current(session subjects.SessionID, id subjects.ToolID) []servedAs {
-	if session != "" {
-		own := slices.DeleteFunc(v.table.scopes[session].routes(id), v.outdated)
-		if len(own) > 0 {
-			return own
-		}
+	own, shared := v.scopes(session)
+	if routes := own.routes(id); len(routes) > 0 {
+		return routes
 	}
-	return v.table.scopes[""].routes(id)
-}
-
-// knows reports whether a tool has routes.
-func (v *View) knows(session subjects.SessionID, id subjects.ToolID) bool {
-	if session != "" {
-		for _, p := range v.table.scopes[session].places(id) {
-			for e := range p.list.entries {
-				if !v.outdated(servedAs{e, p.tool}) {
-					return true
-				}
-			}
-		}
-	}
-	return len(v.table.scopes[""].places(id)) > 0
-}
-
-// outdated reports whether a route is of an earlier session of the same name.
-func (v *View) outdated(r servedAs) bool {
-	record := &r.entry.record
-	return record.Session != "" && record.Epoch != v.sessions[canonical(record.Session)].Epoch
+	return shared.routes(id)
 }
 
 // nearestMost is how many names an error offers.
@@ -192,28 +174,24 @@ func (v *View) Resolve(session subjects.SessionID, name string) (subjects.ToolID
 	return "", notFound(name, tool.Nearest(name, texts(visible), nearestMost))
 }
 
-// seen returns the ids that a session sees, in order, without those of an earlier session of its
-// name.
+// find returns the id of [View.Resolve] and its route.
+func (v *View) find(session subjects.SessionID, name string) (subjects.ToolID, Route, error) {
+	id, err := v.Resolve(session, name)
+	if err != nil {
+		return "", Route{}, err
+	}
+	route, ok := v.Route(session, id)
+	if !ok { // gone this instant
+		return "", Route{}, notFound(name, nil)
+	}
+	return id, route, nil
+}
+
+// seen returns the ids that a session sees, in order. Do not change them.
 func (v *View) seen(session subjects.SessionID) []subjects.ToolID {
-	session = canonical(session)
 	v.mu.Lock() // the order of ids is cached
-	visible := v.table.visible(session)
-	var outdated []subjects.ToolID
-	if session != "" {
-		for _, id := range v.table.scopes[session].ids() {
-			if !v.knows(session, id) {
-				outdated = append(outdated, id)
-			}
-		}
-	}
-	v.mu.Unlock()
-	if outdated == nil {
-		return visible
-	}
-	return slices.DeleteFunc(slices.Clone(visible), func(id subjects.ToolID) bool {
-		_, found := slices.BinarySearch(outdated, id)
-		return found
-	})
+	defer v.mu.Unlock()
+	return visible(v.scopes(session))
 }
 
 // awaited returns the index that a full id belongs to, if it is installed.
@@ -233,15 +211,13 @@ func (v *View) awaited(session subjects.SessionID, name string) string {
 
 // lookup returns the id behind a name, or the ids that it may be.
 func (v *View) lookup(session subjects.SessionID, name string) (id subjects.ToolID, several []subjects.ToolID) {
-	session = canonical(session)
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if id := subjects.ToolID(name); v.knows(session, id) {
+	own, shared := v.scopes(session)
+	if id := subjects.ToolID(name); len(own.places(id)) > 0 || len(shared.places(id)) > 0 {
 		return id, nil
 	}
-	found := slices.DeleteFunc(v.table.bySuffix(session, name), func(id subjects.ToolID) bool {
-		return !v.knows(session, id)
-	})
+	found := bySuffix(name, own, shared)
 	if len(found) == 1 {
 		return found[0], nil
 	}
@@ -298,11 +274,10 @@ func (v *View) etag(session subjects.SessionID) string {
 // List returns up to limit tools that a session sees, behind the id after, in the order of
 // their ids; limit 0: all. next is the after of the next page, empty at the end.
 func (v *View) List(session subjects.SessionID, after subjects.ToolID, limit int) (tools []Route, next subjects.ToolID) {
-	session = canonical(session)
 	now := time.Now()
 	v.mu.Lock() // the order of ids is cached
 	defer v.mu.Unlock()
-	ids := v.table.visible(session)
+	ids := visible(v.scopes(session))
 	i, found := slices.BinarySearch(ids, after)
 	if found {
 		i++

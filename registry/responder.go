@@ -7,7 +7,7 @@ import (
 	"encoding/json"
 	"hash/fnv"
 	"io"
-	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -209,7 +208,6 @@ type Responder struct {
 	bus   *bus.Bus
 	view  *View
 	store *Store
-	log   *slog.Logger
 
 	searcher *searcher
 
@@ -227,14 +225,16 @@ const (
 	drainTimeout = 10 * time.Second
 )
 
-// NewResponder begins to answer. The view and the store must outlive it. A nil
-// logger discards.
-func NewResponder(c Conn, view *View, store *Store, log *slog.Logger) (*Responder, error) {
+// NewResponder begins to answer. The view and the store must outlive it.
+func NewResponder(c Conn, view *View, store *Store) (*Responder, error) {
 	b := bus.Of(c)
 	if err := b.Check(); err != nil {
 		return nil, err
 	}
-	r := &Responder{bus: b, view: view, store: store, searcher: newSearcher(view, store), log: cmp.Or(log, slog.New(slog.DiscardHandler))}
+	r := &Responder{
+		bus: b, view: view, store: store,
+		searcher: &searcher{view: view, store: store, keep: indexesKept, scopes: make(map[subjects.SessionID]*searched)},
+	}
 	r.work.SetLimit(waiting)
 	sub, err := b.Conn().QueueSubscribe(subjects.AllRegistry, subjects.QueueGroup, r.receive)
 	if err != nil {
@@ -275,7 +275,9 @@ func (r *Responder) receive(m *nats.Msg) {
 		return
 	}
 	answer := func() error {
-		body, err := r.handle(s, q, askerOf(m.Reply))
+		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+		defer cancel()
+		body, err := r.handle(ctx, s.Verb, &query{q, s.Session, askerOf(m.Reply)})
 		r.respond(m, body, err)
 		return nil
 	}
@@ -295,72 +297,70 @@ func (r *Responder) receive(m *nats.Msg) {
 	}
 }
 
-// handle answers a request; asker tells one caller from others.
-func (r *Responder) handle(s subjects.Subject, q Request, asker string) (any, error) {
-	switch s.Verb {
-	case VerbList:
-		return r.list(s.Session, q)
-	case VerbRender:
-		return r.render(s.Session, q)
-	case VerbArguments:
-		return r.arguments(s.Session, q)
-	case VerbSearch:
-		return r.search(s.Session, q)
-	case VerbStats:
-		return r.stats(), nil
-	case VerbTime:
-		return r.time()
+// query is a request of a session; asker tells one caller from others.
+type query struct {
+	Request
+	session subjects.SessionID
+	asker   string
+}
+
+var verbs = map[string]func(*Responder, context.Context, *query) (any, error){
+	VerbList: (*Responder).list, VerbDescribe: (*Responder).describe, VerbResolve: (*Responder).resolve, VerbCandidates: (*Responder).candidates,
+	VerbRender: (*Responder).render, VerbArguments: (*Responder).arguments, VerbSearch: (*Responder).search, VerbStats: (*Responder).stats, VerbTime: (*Responder).time,
+}
+
+func (r *Responder) handle(ctx context.Context, verb string, q *query) (any, error) {
+	do := verbs[verb]
+	if do == nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the registry does not know %q: %s are possible", verb, strings.Join(slices.Sorted(maps.Keys(verbs)), ", "))
 	}
-	if s.Verb == VerbDescribe && q.Tool == "" && q.Tools != nil {
-		return r.describeAll(s.Session, q.Tools)
-	}
-	field, name := "tool", q.Tool
-	switch s.Verb {
-	case VerbResolve:
-		field, name = "name", q.Name
-	case VerbCandidates, VerbDescribe:
-	default:
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the registry does not know %q: %s, %s, %s, %s, %s, %s, %s, %s and %s are possible",
-			s.Verb, VerbList, VerbDescribe, VerbResolve, VerbCandidates, VerbRender, VerbArguments, VerbSearch, VerbStats, VerbTime)
-	}
+	return do(r, ctx, q)
+}
+
+// named returns the id that the value of a request's field means, and its route.
+func (r *Responder) named(q *query, field, name string) (subjects.ToolID, Route, error) {
 	if name == "" {
-		return nil, missing(field)
+		return "", Route{}, missing(field)
 	}
-	id, err := r.view.Resolve(s.Session, name)
+	return r.view.find(q.session, name)
+}
+
+func (r *Responder) resolve(_ context.Context, q *query) (any, error) {
+	id, route, err := r.named(q, "name", q.Name)
+	answer := ResolveAnswer{ID: id}
+	if len(route.Nodes) == 0 {
+		answer.Reason = route.Reason
+	}
+	return answer, err
+}
+
+func (r *Responder) candidates(_ context.Context, q *query) (any, error) {
+	_, route, err := r.named(q, "tool", q.Tool)
+	nodes := some(route.Nodes, q.asker)
+	r.view.weigh(route.ID, nodes)
+	return CandidatesAnswer{
+		ID: route.ID, Nodes: nodes, StaleMS: r.view.Stale().Milliseconds(),
+		Digest: route.Digest, Streaming: route.Streaming, Idempotent: route.Idempotent,
+	}, err
+}
+
+func (r *Responder) describe(ctx context.Context, q *query) (any, error) {
+	if q.Tool == "" && q.Tools != nil {
+		return r.describeAll(ctx, q.session, q.Tools)
+	}
+	_, route, err := r.named(q, "tool", q.Tool)
 	if err != nil {
 		return nil, err
 	}
-	route, ok := r.view.Route(s.Session, id)
-	if !ok { // gone this instant
-		return nil, notFound(name, nil)
+	d, err := descriptorOf(ctx, r.store, route)
+	if err != nil {
+		return nil, err
 	}
-	switch s.Verb {
-	case VerbResolve:
-		answer := ResolveAnswer{ID: id}
-		if len(route.Nodes) == 0 {
-			answer.Reason = route.Reason
-		}
-		return answer, nil
-	case VerbCandidates:
-		nodes := some(route.Nodes, asker)
-		r.view.weigh(route.ID, nodes)
-		return CandidatesAnswer{
-			ID: route.ID, Nodes: nodes, StaleMS: r.view.Stale().Milliseconds(),
-			Digest: route.Digest, Streaming: route.Streaming, Idempotent: route.Idempotent,
-		}, nil
-	default:
-		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
-		defer cancel()
-		d, err := descriptorOf(ctx, r.store, route)
-		if err != nil {
-			return nil, err
-		}
-		return r.describe(route, d), nil
-	}
+	return r.description(route, d), nil
 }
 
 // describeAll answers describe of several tools.
-func (r *Responder) describeAll(session subjects.SessionID, ids []string) (any, error) {
+func (r *Responder) describeAll(ctx context.Context, session subjects.SessionID, ids []string) (any, error) {
 	if len(ids) > renderMost {
 		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%d tools are asked for, and one request may ask for %d: ask for the rest next", len(ids), renderMost).
 			WithDetail("max", renderMost)
@@ -370,8 +370,6 @@ func (r *Responder) describeAll(session subjects.SessionID, ids []string) (any, 
 		routes[i], _ = r.view.Route(session, subjects.ToolID(id))
 		digests[i] = routes[i].Digest
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
-	defer cancel()
 	descriptors, err := r.store.Descriptors(ctx, digests)
 	if err != nil {
 		return nil, err
@@ -381,7 +379,7 @@ func (r *Responder) describeAll(session subjects.SessionID, ids []string) (any, 
 	for _, route := range routes {
 		one := json.RawMessage("null")
 		if d := descriptors[route.Digest]; d != nil {
-			if one, err = r.describe(route, d).MarshalJSON(); err != nil {
+			if one, err = r.description(route, d).MarshalJSON(); err != nil {
 				return nil, err
 			}
 		}
@@ -427,7 +425,7 @@ func askerOf(reply string) string {
 }
 
 // time returns the broker's time, for callers, which must not ask the broker itself.
-func (r *Responder) time() (any, error) {
+func (r *Responder) time(context.Context, *query) (any, error) {
 	now := r.bus.Time()
 	if !now.Measured {
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "this node does not know the broker's time yet")
@@ -438,7 +436,7 @@ func (r *Responder) time() (any, error) {
 }
 
 // stats returns the load of all nodes, silent ones included.
-func (r *Responder) stats() StatsAnswer {
+func (r *Responder) stats(context.Context, *query) (any, error) {
 	defer r.view.refreshLoads()()
 	answer := StatsAnswer{Nodes: []NodeStats{}, StaleMS: r.view.Stale().Milliseconds()}
 	for _, n := range r.view.Nodes() {
@@ -448,7 +446,7 @@ func (r *Responder) stats() StatsAnswer {
 		}
 		answer.Nodes = append(answer.Nodes, one)
 	}
-	return answer
+	return answer, nil
 }
 
 // missing is the error of a request that does not name its tool.
@@ -456,13 +454,11 @@ func missing(field string) error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s is missing or empty: the request is {%q:\"<a tool's id or the end of one>\"}", field, field)
 }
 
-func (r *Responder) list(session subjects.SessionID, q Request) (any, error) {
+func (r *Responder) list(ctx context.Context, q *query) (any, error) {
 	if q.Limit < 0 {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "limit is %d: it is a whole number, of which %d are used at most", q.Limit, listMost)
 	}
-	routes, next := r.view.List(session, q.After, min(cmp.Or(q.Limit, listDefault), listMost))
-	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
-	defer cancel()
+	routes, next := r.view.List(q.session, q.After, min(cmp.Or(q.Limit, listDefault), listMost))
 	listed, err := List(ctx, r.store, routes)
 	if err != nil {
 		return nil, err
@@ -474,7 +470,7 @@ func (r *Responder) list(session subjects.SessionID, q Request) (any, error) {
 		}
 	}
 	if q.ETag {
-		answer.ETag = r.view.etag(session)
+		answer.ETag = r.view.etag(q.session)
 	}
 	// A page that does not fit into a message is cut: the caller asks for the rest.
 	for {
@@ -540,8 +536,8 @@ func descriptorOf(ctx context.Context, store *Store, route Route) (*tool.Descrip
 	return store.Descriptor(ctx, route.Digest)
 }
 
-// describe returns the answer for a route's tool and its descriptor.
-func (r *Responder) describe(route Route, d *tool.Descriptor) DescribeAnswer {
+// description is a route's tool and its descriptor.
+func (r *Responder) description(route Route, d *tool.Descriptor) DescribeAnswer {
 	// The stored descriptor is shared, and has no revision of an index.
 	described := *d
 	if route.Warning != "" {
@@ -572,26 +568,10 @@ func usersOn(nodes []Candidate) []UserOnNodes {
 	return all
 }
 
+// respond answers a request, which has started nothing.
 func (r *Responder) respond(m *nats.Msg, answer any, err error) {
-	out := nats.NewMsg(m.Reply)
-	if err == nil {
-		out.Data, err = tool.MarshalPlain(answer)
+	if e := toolmesh.AsError(err); e != nil && e.Started == toolmesh.StartedUnknown {
+		err = e.WithStarted(toolmesh.StartedNo)
 	}
-	if most := r.bus.MaxPayload() - headroom; err == nil && int64(len(out.Data)) > most {
-		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the answer takes %d bytes, and a message holds %d", len(out.Data), most)
-	}
-	if err != nil {
-		e := toolmesh.AsError(err)
-		if e.Started == toolmesh.StartedUnknown {
-			e = e.WithStarted(toolmesh.StartedNo)
-		}
-		if e.Origin == "" {
-			e = e.WithOrigin(toolmesh.OriginMesh)
-		}
-		header, body := codec.ErrorReply(e)
-		out.Header, out.Data = nats.Header(header), body
-	}
-	if err := r.bus.Conn().PublishMsg(out); err != nil {
-		r.log.Warn("a registry request is not answered", slog.String("subject", m.Subject), slog.String("error", err.Error()))
-	}
+	r.bus.Respond(m, answer, err)
 }

@@ -23,7 +23,7 @@ import (
 
 func respond(t testing.TB, b *bus.Bus, v *registry.View, store *registry.Store) *registry.Responder {
 	t.Helper()
-	r, err := registry.NewResponder(b, v, store, nil)
+	r, err := registry.NewResponder(b, v, store)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -122,7 +122,7 @@ func TestStatsOfALargeMesh(t *testing.T) {
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	crowd(t, b, 0, registry.SparingMax+1, nil)
 	v := sparing(t, b)
-	r, err := registry.NewResponder(b, v, testmesh.Store(t, b), nil)
+	r, err := registry.NewResponder(b, v, testmesh.Store(t, b))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,7 +375,7 @@ func TestToolsOfDeadNodesAreRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	clear := v.Clears(t.Context(), 300*time.Millisecond)
+	clear := v.Clears(t.Context(), 300*time.Millisecond, 0)
 	meshtest.Until(t, "what the dead one served is gone", func() bool {
 		clear()
 		_, err := store.Of(b).Latest(t.Context(), key("dead"))

@@ -65,10 +65,6 @@ type searched struct {
 	again   time.Time           // when these are looked for again; zero: not
 }
 
-func newSearcher(v *View, s *Store) *searcher {
-	return &searcher{view: v, store: s, keep: indexesKept, scopes: make(map[subjects.SessionID]*searched)}
-}
-
 // document names a tool in one revision. Documents are in the order of ids.
 func document(id subjects.ToolID, digest string) string { return string(id) + "\x00" + digest }
 
@@ -77,7 +73,7 @@ func document(id subjects.ToolID, digest string) string { return string(id) + "\
 func (v *View) documents(session subjects.SessionID, known uint64) (version uint64, keys map[string]struct{}) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	s := v.table.scopes[session]
+	s, _ := v.scopes(session)
 	if s == nil {
 		return 0, nil
 	}
@@ -202,7 +198,7 @@ func parameters(schema json.RawMessage) []search.Parameter {
 }
 
 // search answers which tools fit a question, of those that the session sees and that a node serves.
-func (r *Responder) search(session subjects.SessionID, q Request) (any, error) {
+func (r *Responder) search(ctx context.Context, q *query) (any, error) {
 	switch {
 	case len(q.Query) > search.QueryMax:
 		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "query has %d bytes, and may have %d: ask in a few words", len(q.Query), search.QueryMax).
@@ -212,9 +208,7 @@ func (r *Responder) search(session subjects.SessionID, q Request) (any, error) {
 	case q.Limit < 0 || q.Limit > searchMax:
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "limit is %d: it is a whole number from 1 to %d", q.Limit, searchMax)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
-	defer cancel()
-	session = canonical(session)
+	session := canonical(q.session)
 	var indexes []*search.Index
 	for _, scope := range []subjects.SessionID{"", session} {
 		x, release, err := r.searcher.scope(ctx, scope)

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -28,9 +27,6 @@ import (
 type Store struct {
 	bus   store.Store
 	cache descriptorCache
-
-	sweeping sync.Mutex        // guards suspects
-	suspects map[string]uint64 // claims that no node served at the last sweep, and their revisions
 }
 
 // NewStore returns a store on a connection. It sends nothing yet.
@@ -90,14 +86,10 @@ func (s *Store) Descriptor(ctx context.Context, digest string) (*tool.Descriptor
 	}
 	d := all[digest]
 	if d == nil {
-		return nil, notStored(digest)
+		return nil, toolmesh.Errorf(toolmesh.CodeToolNotFound, "the registry holds no descriptor %s", digest).
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}
 	return d, nil
-}
-
-func notStored(digest string) error {
-	return toolmesh.Errorf(toolmesh.CodeToolNotFound, "the registry holds no descriptor %s", digest).
-		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 
 // descriptorsAtOnce is how many descriptors one read asks for.
@@ -142,12 +134,8 @@ type value struct {
 	name string // of the key
 }
 
-// values reads the values of a bucket, without the marks of deleted keys. The zero query
-// reads all.
+// values reads the values of a bucket, without the marks of deleted keys.
 func values(ctx context.Context, b store.Store, bucket string, q store.Query) iter.Seq2[value, error] {
-	if q.Stream == "" {
-		q = store.Query{Stream: subjects.KVStream(bucket), Subject: subjects.KVAll(bucket)}
-	}
 	return func(yield func(value, error) bool) {
 		for m, err := range b.Read(ctx, q) {
 			if err != nil {
@@ -406,69 +394,6 @@ func sessionKey(id subjects.SessionID) recordKey {
 		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "session %q: %w", id, err)
 	}
 	return recordKey{store.Key{Bucket: subjects.BucketSessions, Name: key}, err}
-}
-
-// Sweep deletes the records that killed processes have left, if they are older than age: of
-// nodes without a lease, and the names of services that no node served at this sweep and at
-// the last one, as nodes are without leases for a moment after an outage of the broker. It
-// returns the number of deleted records. Any agent or router may call it regularly.
-func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err error) {
-	leased := make(map[subjects.NodeID]bool)
-	for m, err := range values(ctx, s.bus, subjects.BucketNodes, store.Query{}) {
-		if err != nil {
-			return 0, fmt.Errorf("read the leases: %w", err)
-		}
-		if node, err := subjects.DecodeToken(m.name); err == nil {
-			leased[subjects.NodeID(node)] = true
-		}
-	}
-	now := s.bus.Time()
-	old := func(m value) bool { return now.Now.Sub(m.Time) >= age+now.Bound }
-	// Claims are read before the tools' records: a service claims first.
-	claims := make(map[string]uint64)
-	for m, err := range values(ctx, s.bus, subjects.BucketIndexes, store.Query{}) {
-		if err != nil {
-			return 0, fmt.Errorf("read the indexes: %w", err)
-		}
-		var r IndexRecord
-		if old(m) && json.Unmarshal(m.Data, &r) == nil && r.Bundle == "" && strings.HasPrefix(r.Source, ServiceSource) {
-			claims[m.name] = m.Seq
-		}
-	}
-	left := make(map[store.Key]uint64)
-	for m, err := range values(ctx, s.bus, subjects.BucketTools, store.Query{}) {
-		if err != nil {
-			return 0, fmt.Errorf("read the tools of nodes: %w", err)
-		}
-		key, err := subjects.ParseToolsKey(m.name)
-		switch {
-		case err != nil:
-		case leased[key.Node] || !old(m): // it is served, or may be in a moment
-			if claim, err := subjects.IndexKey(key.Index, key.Session); err == nil {
-				delete(claims, claim)
-			}
-		default:
-			left[store.Key{Bucket: subjects.BucketTools, Name: m.name}] = m.Seq
-		}
-	}
-	s.sweeping.Lock()
-	before := s.suspects
-	s.suspects = claims
-	s.sweeping.Unlock()
-	for name, revision := range claims {
-		if before[name] == revision {
-			left[store.Key{Bucket: subjects.BucketIndexes, Name: name}] = revision
-		}
-	}
-	for key, revision := range left {
-		switch err := s.bus.Delete(ctx, key, revision); {
-		case err == nil:
-			deleted++
-		case !errors.Is(err, store.ErrConflict): // a conflict: its writer is back
-			return deleted, fmt.Errorf("sweep: %w", err)
-		}
-	}
-	return deleted, nil
 }
 
 // read returns the record of a key, as get finds it.

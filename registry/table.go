@@ -16,8 +16,8 @@ import (
 // records, not with their product. It knows nothing of leases and heartbeats, and is not
 // safe for concurrent use.
 type table struct {
-	records map[string]*toolsEntry        // by key in MESH_TOOLS
-	scopes  map[subjects.SessionID]*scope // "" = tools for every session
+	records map[string]*toolsEntry // by key in MESH_TOOLS
+	scopes  map[scopeKey]*scope
 	lists   map[listKey]*toolList
 	version uint64 // grows with each change of a scope
 }
@@ -30,10 +30,17 @@ type toolsEntry struct {
 	list     *toolList
 }
 
+// scopeKey names a scope: a session in its epoch, as in keys, so that no other session of its name
+// has its tools. The zero value has those for every session.
+type scopeKey struct {
+	session subjects.SessionID
+	epoch   string
+}
+
 // listKey names a list.
 type listKey struct {
-	session subjects.SessionID
-	sum     listSum
+	scope scopeKey
+	sum   listSum
 }
 
 // toolList is the tools of one or more records, with these records.
@@ -44,7 +51,7 @@ type toolList struct {
 	entries map[*toolsEntry]struct{}
 }
 
-// scope is the tools of one session, or those for every session.
+// scope is the tools of one session, or those for every session. A nil one has none.
 type scope struct {
 	tools  map[subjects.ToolID][]listedAs
 	hashed map[subjects.ToolID]subjects.ToolID // ids as they travel, where that is not as they are: names too long for a token
@@ -65,19 +72,16 @@ type servedAs struct {
 	tool  *ToolRoute
 }
 
-func newTable() *table {
-	return &table{
-		records: make(map[string]*toolsEntry), scopes: make(map[subjects.SessionID]*scope), lists: make(map[listKey]*toolList),
-	}
-}
-
 // errNoList is returned by [table.set] for an unknown list.
 var errNoList = errors.New("the list of tools is not known")
 
 // set replaces the record of a key, whose text is name. The record's tools are the list
 // sum: tools, as JSON, or the list that other records have, if tools is nil.
 func (t *table) set(key subjects.ToolsKey, name string, revision uint64, r ToolsRecord, sum listSum, tools []byte) error {
-	at := listKey{key.Session, sum}
+	at := listKey{scopeKey{key.Session, r.Epoch}, sum}
+	if key.Session == "" {
+		at.scope.epoch = "" // that of no session
+	}
 	l := t.lists[at]
 	if l == nil && tools == nil {
 		return errNoList
@@ -100,10 +104,10 @@ func (t *table) set(key subjects.ToolsKey, name string, revision uint64, r Tools
 // add makes a list's tools known.
 func (t *table) add(l *toolList) {
 	t.lists[l.key] = l
-	s := t.scopes[l.key.session]
+	s := t.scopes[l.key.scope]
 	if s == nil {
 		s = &scope{tools: make(map[subjects.ToolID][]listedAs), hashed: make(map[subjects.ToolID]subjects.ToolID)}
-		t.scopes[l.key.session] = s
+		t.scopes[l.key.scope] = s
 	}
 	t.touch(s)
 	for i := range l.tools {
@@ -144,7 +148,7 @@ func (t *table) remove(name string) {
 // drop forgets a list that no record has any more.
 func (t *table) drop(l *toolList) {
 	delete(t.lists, l.key)
-	s := t.scopes[l.key.session]
+	s := t.scopes[l.key.scope]
 	if s == nil {
 		return // it went with the last tool
 	}
@@ -163,7 +167,7 @@ func (t *table) drop(l *toolList) {
 		}
 	}
 	if len(s.tools) == 0 {
-		delete(t.scopes, l.key.session)
+		delete(t.scopes, l.key.scope)
 	}
 }
 
@@ -205,11 +209,10 @@ func (s *scope) ids() []subjects.ToolID {
 	return s.sorted
 }
 
-// bySuffix returns the ids that end with a name at a dot, as a session sees them,
-// sorted.
-func (t *table) bySuffix(session subjects.SessionID, name string) []subjects.ToolID {
+// bySuffix returns the ids of scopes that end with a name at a dot, sorted.
+func bySuffix(name string, scopes ...*scope) []subjects.ToolID {
 	var found []subjects.ToolID
-	for _, s := range []*scope{t.scopes[session], t.scopes[""]} {
+	for _, s := range scopes {
 		if s == nil {
 			continue
 		}
@@ -223,13 +226,12 @@ func (t *table) bySuffix(session subjects.SessionID, name string) []subjects.Too
 	return slices.Compact(found)
 }
 
-// visible returns the ids that a session sees, in order. See [scope.ids].
-func (t *table) visible(session subjects.SessionID) []subjects.ToolID {
-	own, shared := t.scopes[session].ids(), t.scopes[""].ids()
-	if len(own) == 0 || session == "" {
-		return shared
+// visible returns the ids of a session's own scope and of the shared one, in order. See [scope.ids].
+func visible(own, shared *scope) []subjects.ToolID {
+	if len(own.ids()) == 0 || own == shared {
+		return shared.ids()
 	}
-	all := slices.Concat(own, shared)
+	all := slices.Concat(own.ids(), shared.ids())
 	slices.Sort(all)
 	return slices.Compact(all)
 }

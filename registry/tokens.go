@@ -100,11 +100,9 @@ func (v *View) Key(public string) (Key, bool) {
 func (v *View) Tokens() []TokenRecord {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	all := slices.Collect(maps.Values(v.tokens))
-	slices.SortFunc(all, func(a, b TokenRecord) int {
+	return slices.SortedFunc(maps.Values(v.tokens), func(a, b TokenRecord) int {
 		return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.ID, b.ID))
 	})
-	return all
 }
 
 // applyToken takes a change of a token's record. The lock is held.

@@ -33,8 +33,8 @@ type ViewOptions struct {
 	// nodes. In a larger mesh the view knows no loads, and a dead node counts as alive until
 	// its lease ends, unless [View.Alive] was asked about it.
 	Sparing bool
-	// Reaps makes the view end the leases of dead nodes, in a mesh so large that they would
-	// be valid for minutes.
+	// Reaps makes the view remove what dead processes leave in the registry: leases, in a mesh so
+	// large that they would be valid for minutes, and other records. A sparing view waits a day.
 	Reaps bool
 	// Logger receives log records; nil discards them.
 	Logger *slog.Logger
@@ -53,8 +53,8 @@ type View struct {
 	every   time.Duration
 	sparing bool
 
-	mu         sync.RWMutex // guards the fields below
-	follows    []*follow
+	mu         sync.RWMutex       // guards the fields below
+	follows    map[string]*follow // by bucket
 	table      *table
 	wanted     map[listSum]*wantedList
 	nodes      map[subjects.NodeID]*nodeEntry
@@ -87,7 +87,6 @@ type nodeEntry struct {
 	beat   codec.Heartbeat
 	beatAt time.Time
 	busy   refusals
-	single *single // nil: no question about it lately
 }
 
 // refusals counts the busy answers of a node between two of its heartbeats.
@@ -141,9 +140,10 @@ func OpenView(ctx context.Context, c Conn, options *ViewOptions) (*View, error) 
 	}
 	running, end := context.WithCancel(context.Background())
 	v := &View{
-		bus: store.Of(b), log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.checkEvery, 30*time.Second), sparing: o.Sparing, table: newTable(),
-		wanted: make(map[listSum]*wantedList),
-		nodes:  make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
+		bus: store.Of(b), log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.checkEvery, 30*time.Second), sparing: o.Sparing,
+		table:  &table{records: make(map[string]*toolsEntry), scopes: make(map[scopeKey]*scope), lists: make(map[listKey]*toolList)},
+		wanted: make(map[listSum]*wantedList), follows: make(map[string]*follow),
+		nodes: make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
 		sessions: make(map[subjects.SessionID]SessionRecord), ended: make(map[subjects.SessionID]time.Time), tokens: make(map[string]TokenRecord), keys: make(map[string]string),
 		listening: time.Now(), listeners: make(map[chan<- struct{}]Change), kick: make(chan struct{}, 1), end: end,
 	}
@@ -164,14 +164,6 @@ func OpenView(ctx context.Context, c Conn, options *ViewOptions) (*View, error) 
 }
 
 func (v *View) subscribe(ctx context.Context, sessionsOnly bool) error {
-	take := func(subject string, receive nats.MsgHandler) error {
-		sub, err := v.bus.Conn().Subscribe(subject, receive)
-		if err != nil {
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "follow the registry: %w", err).WithOrigin(toolmesh.OriginMesh)
-		}
-		v.subs = append(v.subs, sub)
-		return nil
-	}
 	// Descriptors are fetched when needed.
 	buckets := []string{subjects.BucketSessions}
 	if !sessionsOnly {
@@ -186,11 +178,13 @@ func (v *View) subscribe(ctx context.Context, sessionsOnly bool) error {
 	for _, bucket := range buckets {
 		f := newFollow(bucket)
 		v.mu.Lock()
-		v.follows = append(v.follows, f)
+		v.follows[bucket] = f
 		v.mu.Unlock()
-		if err := take(subjects.RegistryChanges(bucket), func(m *nats.Msg) { v.change(f, m) }); err != nil {
-			return err
+		sub, err := v.bus.Conn().Subscribe(subjects.RegistryChanges(bucket), func(m *nats.Msg) { v.change(f, m) })
+		if err != nil {
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "follow the registry: %w", err).WithOrigin(toolmesh.OriginMesh)
 		}
+		v.subs = append(v.subs, sub)
 	}
 	// From here on nothing is missed: later reads are older than later messages.
 	return v.bus.Ping(ctx)
@@ -220,7 +214,9 @@ func (v *View) Close() {
 		_ = sub.Unsubscribe()
 	}
 	v.mu.Lock()
-	v.unsubscribeAll()
+	if v.closed = true; v.heartbeats.all != nil {
+		_ = v.heartbeats.all.Unsubscribe()
+	}
 	v.mu.Unlock()
 	v.wg.Wait()
 }
@@ -340,12 +336,11 @@ func (v *View) longestLease() time.Duration {
 // heard reports whether heartbeats of the boot in a node's record come, or this process
 // cannot tell: while it has no connection, and after it was frozen.
 func (v *View) heard(n *nodeEntry, now time.Time) bool {
-	since, hears := v.heardSince(n)
-	if !hears {
-		return true // its lease counts
+	if v.heartbeats.all == nil {
+		return !v.bus.Silent(n.record.Node, n.record.Boot) // else its lease counts
 	}
 	last := n.since
-	if since.After(last) {
+	if since := v.heartbeats.since; since.After(last) {
 		last = since
 	}
 	if n.beat.Boot == string(n.record.Boot) && n.beatAt.After(last) {
@@ -522,14 +517,18 @@ func (v *View) forgetOld() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	maps.DeleteFunc(v.nodes, func(_ subjects.NodeID, n *nodeEntry) bool {
-		return !n.leased && n.single == nil && time.Since(n.beatAt) > LeaseTTL
+		return !n.leased && time.Since(n.beatAt) > LeaseTTL
 	})
-	v.dropSingles(time.Now())
 }
 
 // whole reports whether nothing is waiting to be read. The lock is held.
 func (v *View) whole() bool {
-	return !slices.ContainsFunc(v.follows, (*follow).needsReading) && !v.wants()
+	for _, f := range v.follows {
+		if f.needsReading() {
+			return false
+		}
+	}
+	return !v.wants()
 }
 
 // Notify sends on ch, without blocking, when something of the given kinds has changed, or of
@@ -663,20 +662,16 @@ func (v *View) limitsOf(nodes []subjects.NodeID, declared tool.Limits) []LimitsO
 func (v *View) Indexes() []IndexRecord {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	all := slices.Collect(maps.Values(v.indexes))
-	slices.SortFunc(all, func(a, b IndexRecord) int {
+	return slices.SortedFunc(maps.Values(v.indexes), func(a, b IndexRecord) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Session, b.Session))
 	})
-	return all
 }
 
 // Sessions returns the sessions that were created, by id.
 func (v *View) Sessions() []SessionRecord {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	all := slices.Collect(maps.Values(v.sessions))
-	slices.SortFunc(all, func(a, b SessionRecord) int { return cmp.Compare(a.ID, b.ID) })
-	return all
+	return slices.SortedFunc(maps.Values(v.sessions), func(a, b SessionRecord) int { return cmp.Compare(a.ID, b.ID) })
 }
 
 // Session returns a session that was created. It does not block.
@@ -727,17 +722,20 @@ func (v *View) Owner(feature string, preferred []Candidate, of ...string) (owner
 	return owner, ok
 }
 
-// Alive reports whether a node is alive. A view without the heartbeats of all nodes subscribes
-// to those of this one for a while, and knows within 2.5 s.
+// Alive reports whether a node is alive. A view without the heartbeats of all nodes has the
+// connection watch this one, and knows within 2.5 s.
 func (v *View) Alive(id subjects.NodeID) bool {
 	v.mu.RLock()
-	n, now := v.nodes[id], time.Now()
-	alive, listens := n != nil && v.alive(n, now), v.heartbeats.all != nil
+	n := v.nodes[id]
+	alive := n != nil && v.alive(n, time.Now())
+	watch := alive && v.heartbeats.all == nil && v.sparing
+	var boot subjects.BootID
+	if watch {
+		boot = n.record.Boot
+	}
 	v.mu.RUnlock()
-	if alive && !listens && v.sparing {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		v.subscribeTo(id, n, now)
+	if watch {
+		v.bus.Watch(id, boot)
 	}
 	return alive
 }

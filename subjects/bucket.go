@@ -73,22 +73,26 @@ func NodeKey(node NodeID) (string, error) { return EncodeToken(string(node)) }
 // SessionKey is a session's key in MESH_SESSIONS.
 func SessionKey(session SessionID) (string, error) { return EncodeToken(string(session)) }
 
+// Keys are built and read as the variable parts of subjects are.
+var (
+	tokenKey   = []part{session, verb}
+	taskKey    = []part{session, rpc}
+	indexKey   = []part{index}
+	privateKey = []part{index, session}
+	toolsKey   = []part{node, scope, verb, index}
+	partKey    = []part{node, scope, verb, index, level}
+)
+
 // TokenKey is the key in MESH_SESSIONS of a further key of a session: no key of [SessionKey].
 func TokenKey(session SessionID, id string) (string, error) {
-	if !plainToken(id) {
-		return "", fmt.Errorf("%w: token id %q", ErrInvalid, id)
-	}
-	return tokens(string(session), id)
+	return (&Subject{Session: session, Verb: id}).join(nil, tokenKey)
 }
 
 // ParseTokenKey reads a key of [TokenKey].
 func ParseTokenKey(key string) (SessionID, string, error) {
-	of, id, ok := strings.Cut(key, ".")
-	session, err := DecodeToken(of)
-	if err != nil || !ok || !plainToken(id) {
-		return "", "", fmt.Errorf("%w: %q is the key of no token", ErrInvalid, key)
-	}
-	return SessionID(session), id, nil
+	var s Subject
+	err := s.parse(tokenKey, key)
+	return s.Session, s.Verb, err
 }
 
 // LaneKey is the key in MESH_LANES of the lanes of a session, or with an empty one of
@@ -132,16 +136,9 @@ func TaskKey(session SessionID, id RPCID) (string, error) {
 // ParseTaskKey reads a key of [TaskKey]. Of names that travel hashed it returns the
 // hashed form.
 func ParseTaskKey(key string) (SessionID, RPCID, error) {
-	of, token, _ := strings.Cut(key, ".")
-	session, err := DecodeToken(of)
-	if err != nil {
-		return "", "", err
-	}
-	id, err := DecodeToken(token)
-	if err != nil {
-		return "", "", err
-	}
-	return SessionID(session), RPCID(id), nil
+	var s Subject
+	err := s.parse(taskKey, key)
+	return s.Session, s.RPC, err
 }
 
 // SessionTasks are the keys of all tasks of a session in MESH_TASKSTATE.
@@ -162,15 +159,12 @@ func PayloadName(session SessionID, id PayloadID) (string, error) {
 
 // ParsePayloadName reads a name of [PayloadName]; the one of its session may be hashed.
 func ParsePayloadName(name string) (SessionID, PayloadID, error) {
-	head, id, ok := strings.Cut(name, ".")
+	head, id, _ := strings.Cut(name, ".")
 	session, err := DecodeToken(head)
-	if err != nil {
-		return "", "", err
+	if err == nil && id == "" {
+		err = fmt.Errorf("%w: the payload %q has no session before a dot", ErrInvalid, name)
 	}
-	if !ok || id == "" {
-		return "", "", fmt.Errorf("%w: the payload %q has no session before a dot", ErrInvalid, name)
-	}
-	return SessionID(session), PayloadID(id), nil
+	return SessionID(session), PayloadID(id), err
 }
 
 // ObjectMetas is the prefix of the descriptions in an object store, followed by the name in
@@ -188,34 +182,43 @@ func ObjectStream(bucket string) string { return "OBJ_" + bucket }
 // session it is private to, if any. A listing of one name therefore shows every
 // claim to it.
 func IndexKey(name IndexName, session SessionID) (string, error) {
-	token, err := encodeIndex(name)
-	if err != nil || session == "" {
-		return token, err
+	parts := indexKey
+	if session != "" {
+		parts = privateKey
 	}
-	private, err := EncodeToken(string(session))
-	if err != nil {
-		return "", err
-	}
-	return token + "." + private, nil
+	return (&Subject{Index: name, Session: session}).join(nil, parts)
 }
 
 // ParseIndexKey reads a key of [IndexKey].
 func ParseIndexKey(key string) (IndexName, SessionID, error) {
-	head, rest, private := strings.Cut(key, ".")
-	index, err := decodeIndex(head)
-	name := IndexName(index)
-	if err != nil || !private {
-		return name, "", err
+	parts := indexKey
+	if strings.Contains(key, ".") {
+		parts = privateKey
 	}
-	session, err := DecodeToken(rest)
-	if err != nil {
-		return "", "", err
-	}
-	return name, SessionID(session), nil
+	var s Subject
+	err := s.parse(parts, key)
+	return s.Index, s.Session, err
 }
 
 // anySession means "every session" in a key of MESH_TOOLS.
 const anySession = "="
+
+// scope is the session of such a key, empty for every one.
+var scope = part{
+	field: fieldSession,
+	encode: func(name string) (string, error) {
+		if name == "" {
+			return anySession, nil
+		}
+		return EncodeToken(name)
+	},
+	decode: func(token string) (string, error) {
+		if token == anySession {
+			return "", nil
+		}
+		return DecodeToken(token)
+	},
+}
 
 // ToolsKey is a key of MESH_TOOLS: the tools that one node serves of one index (Index set), or one
 // tool of a session (Tool set). An empty Session means all sessions; only an index can serve those.
@@ -234,72 +237,35 @@ const maxPart = 999_999
 
 // Build returns the key's text.
 func (k ToolsKey) Build() (string, error) {
-	node, err := EncodeToken(string(k.Node))
-	if err != nil {
-		return "", err
-	}
-	session := anySession
-	if k.Session != "" {
-		if session, err = EncodeToken(string(k.Session)); err != nil {
-			return "", err
-		}
-	}
-	if (k.Index == "") == (k.Tool == "") || k.Tool != "" && k.Session == "" {
-		return "", fmt.Errorf("%w: a key of %s names an index, or a tool and its session", ErrInvalid, BucketTools)
-	}
-	letter, name := "i", string(k.Index)
-	if k.Tool != "" {
-		letter, name = "t", string(k.Tool)
-	}
-	if strings.Contains(name, ".") {
-		return "", fmt.Errorf("%w: %q has a dot: a session's own tool and an index have one name", ErrInvalid, name)
-	}
-	token, err := EncodeToken(name)
-	if err != nil {
-		return "", err
-	}
-	key := node + "." + session + "." + letter + "." + token
+	s := Subject{Node: k.Node, Session: k.Session, Verb: "i", Index: k.Index, Level: strconv.Itoa(k.Part)}
+	parts := toolsKey
 	switch {
-	case k.Part == 0:
-		return key, nil
-	case k.Part < 0 || k.Part > maxPart || k.Index == "":
+	case (k.Index == "") == (k.Tool == "") || k.Tool != "" && k.Session == "":
+		return "", fmt.Errorf("%w: a key of %s names an index, or a tool and its session", ErrInvalid, BucketTools)
+	case k.Part < 0 || k.Part > maxPart || k.Part > 0 && k.Index == "":
 		return "", fmt.Errorf("%w: part %d of a key of %s: an index has parts 0 to %d, a tool has none", ErrInvalid, k.Part, BucketTools, maxPart)
+	case k.Tool != "":
+		s.Verb, s.Index = "t", IndexName(k.Tool)
+	case k.Part > 0:
+		parts = partKey
 	}
-	return key + "." + strconv.Itoa(k.Part), nil
+	return s.join(nil, parts)
 }
 
 // ParseToolsKey reads a key of [ToolsKey.Build].
 func ParseToolsKey(key string) (ToolsKey, error) {
-	parts := strings.Split(key, ".")
-	if len(parts) != 4 && len(parts) != 5 || parts[2] != "i" && parts[2] != "t" {
-		return ToolsKey{}, fmt.Errorf("%w: key %q of %s", ErrInvalid, key, BucketTools)
+	parts := toolsKey
+	if strings.Count(key, ".") == len(toolsKey) {
+		parts = partKey
 	}
-	node, err := DecodeToken(parts[0])
-	if err != nil {
-		return ToolsKey{}, err
+	var s Subject
+	err := s.parse(parts, key)
+	k := ToolsKey{Node: s.Node, Session: s.Session, Index: s.Index}
+	if s.Verb == "t" {
+		k.Index, k.Tool = "", ToolID(s.Index)
 	}
-	var k ToolsKey
-	k.Node = NodeID(node)
-	if parts[1] != anySession {
-		session, err := DecodeToken(parts[1])
-		if err != nil {
-			return ToolsKey{}, err
-		}
-		k.Session = SessionID(session)
-	}
-	name, err := DecodeToken(parts[3])
-	if err != nil {
-		return ToolsKey{}, err
-	}
-	if parts[2] == "i" {
-		k.Index = IndexName(name)
-	} else {
-		k.Tool = ToolID(name)
-	}
-	if len(parts) == 5 {
-		k.Part, _ = strconv.Atoi(parts[4]) // no number: the key that is built is another
-	}
-	if again, err := k.Build(); err != nil || again != key {
+	k.Part, _ = strconv.Atoi(s.Level) // no number: the key that is built is another
+	if again, bad := k.Build(); err != nil || bad != nil || again != key {
 		return ToolsKey{}, fmt.Errorf("%w: key %q of %s", ErrInvalid, key, BucketTools)
 	}
 	return k, nil

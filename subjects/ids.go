@@ -106,7 +106,7 @@ func encodeToolID[T ~string](id T) (string, error) {
 // first name of its tools' ids.
 func encodeIndex[T ~string](name T) (string, error) {
 	if strings.Contains(string(name), ".") {
-		return "", fmt.Errorf("%w: index name %q has a dot", ErrInvalid, name)
+		return "", fmt.Errorf("%w: %q has a dot: a session's own tool and an index have one name", ErrInvalid, name)
 	}
 	return EncodeToken(string(name))
 }

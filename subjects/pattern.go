@@ -4,33 +4,22 @@ import "strings"
 
 // Patterns that a serving side or a reader subscribes. None of them is per call.
 const (
-	// AllCtl takes the cancels of callers that do not know the node.
-	AllCtl = "mesh.ctl.>"
-	// AllReplay is answered by routers and agents, in the queue group.
-	AllReplay = "mesh.replay.>"
-	// AllRegistry is answered by routers and agents, in the queue group.
-	AllRegistry = "mesh.registry.>"
-	// AllBatches is answered by routers and agents, in the queue group.
-	AllBatches = "mesh.batch.*"
-	// AllTaskVerbs is answered by routers and agents, in the queue group.
+	// Requests that routers and agents answer, in the queue group; AllPayloads all nodes, AllAdmin
+	// agents.
+	AllReplay    = "mesh.replay.>"
+	AllRegistry  = "mesh.registry.>"
+	AllBatches   = "mesh.batch.*"
 	AllTaskVerbs = "mesh.task.*.*"
-	// AllTaskEvents are for the processes that run tasks.
-	AllTaskEvents = "mesh.evt." + EventTask + ".*"
-	// AllCallEvents are the events that an audit keeps.
-	AllCallEvents = "mesh.evt." + EventCall + ".*"
-	// AllTasks and AllSchedules cover the streams of tasks.
-	AllTasks     = "mesh.tasks.*.*.*.*"
-	AllSchedules = "mesh.schedules.*.*.*"
-	// AllDue covers the schedules that are due.
-	AllDue = "mesh.schedules." + ScheduleDue + ".*.*"
-	// AllPayloads is answered by all nodes, in the queue group.
-	AllPayloads = "mesh.payload.>"
-	// AllAdmin is answered by agents, in the queue group.
-	AllAdmin = "mesh.admin.>"
-	// AllHeartbeats is every node's heartbeat.
-	AllHeartbeats = "mesh.hb.*"
-	// AllChunks covers the chunk stream.
-	AllChunks = "mesh.chunks.>"
+	AllPayloads  = "mesh.payload.>"
+	AllAdmin     = "mesh.admin.>"
+
+	AllCtl        = "mesh.ctl.>"                             // cancels of callers that do not know the node
+	AllHeartbeats = "mesh.hb.*"                              // of every node
+	AllCallEvents = "mesh.evt." + EventCall + ".*"           // for an audit
+	AllTasks      = "mesh.tasks.*.*.*.*"                     // the stream of tasks
+	AllSchedules  = "mesh.schedules.*.*.*"                   // that of schedules
+	AllDue        = "mesh.schedules." + ScheduleDue + ".*.*" // the schedules that are due
+	AllChunks     = "mesh.chunks.>"                          // the stream of chunks
 	// ChunksTransform and LiveTransform are source and destination of the
 	// chunk stream's republish.
 	ChunksTransform = "mesh.chunks.>"
@@ -45,11 +34,8 @@ const (
 	UserAuth = "$SYS.REQ.USER.AUTH"
 )
 
-// Kinds of events.
-const (
-	EventTask = "task" // a task was cancelled
-	EventCall = "call" // a call ended on a node
-)
+// EventCall is the kind of the event that a call ended on a node.
+const EventCall = "call"
 
 // CallEvents are the events of the calls of a session; of all sessions for an empty one.
 func CallEvents(session SessionID) (string, error) {

@@ -96,7 +96,7 @@ func NodeRights() Rights {
 		},
 		Subscribe: []string{
 			"tools.> " + QueueGroup, AllRegistry + " " + QueueGroup, AllReplay, AllAdmin + " " + QueueGroup,
-			AllBatches + " " + QueueGroup, AllTaskVerbs + " " + QueueGroup, AllTaskEvents, AllPayloads + " " + QueueGroup, "mesh.node.*.payload.>", "mesh.node.*.batch.*", "mesh.node.*.lane.*", "mesh.node.*.tools.>", "mesh.node.*.ctl.>", "mesh.node.*.admin.>", AllCtl, "mesh.reg.>", AllHeartbeats,
+			AllBatches + " " + QueueGroup, AllTaskVerbs + " " + QueueGroup, AllPayloads + " " + QueueGroup, "mesh.node.*.payload.>", "mesh.node.*.batch.*", "mesh.node.*.lane.*", "mesh.node.*.tools.>", "mesh.node.*.ctl.>", "mesh.node.*.admin.>", AllCtl, "mesh.reg.>", AllHeartbeats,
 			LiveTransform, discovery, InboxNode + ".>",
 		},
 	}

@@ -159,7 +159,12 @@ func (s Subject) Build() (string, error) {
 		}
 		b = append(append(b, token...), f.mid...)
 	}
-	for i, p := range f.parts {
+	return s.join(b, f.parts)
+}
+
+// join appends the tokens of some parts, with dots between them.
+func (s *Subject) join(b []byte, parts []part) (string, error) {
+	for i, p := range parts {
 		token, err := p.encode(*s.at(p.field))
 		if err != nil {
 			return "", err
@@ -287,6 +292,4 @@ func Event(kind string, session SessionID) (string, error) {
 }
 
 // Heartbeat is where a node says each second that it lives.
-func Heartbeat(node NodeID) (string, error) {
-	return Subject{Kind: KindHeartbeat, Node: node}.Build()
-}
+func Heartbeat(node NodeID) (string, error) { return Subject{Kind: KindHeartbeat, Node: node}.Build() }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"math/big"
 	"regexp"
 	"slices"
 	"strconv"
@@ -185,30 +186,23 @@ var sizeUnits = []struct {
 	{"B", 1},
 }
 
+// sizeText is a size as [ParseSize] reads it: a number without an exponent, and a unit.
+var sizeText = regexp.MustCompile(`(?i)^\s*\+?([0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})\s*([kmgt]i?b|b)?\s*$`)
+
 // ParseSize reads a text such as "200MB" or "1.5 GiB", without regard to case.
 func ParseSize(text string) (Size, error) {
-	bad := fmt.Errorf("size %q must be a number with a unit, such as 200MB or 64KiB", text)
-	number, factor := strings.TrimSpace(text), int64(1)
-	for _, u := range sizeUnits {
-		if n := len(number) - len(u.name); n > 0 && strings.EqualFold(number[n:], u.name) {
-			number, factor = strings.TrimSpace(number[:n]), u.factor
-			break
+	if m := sizeText.FindStringSubmatch(text); m != nil {
+		n, _ := new(big.Rat).SetString(m[1])
+		for _, u := range sizeUnits {
+			if strings.EqualFold(u.name, m[2]) {
+				n.Mul(n, new(big.Rat).SetInt64(u.factor))
+			}
+		}
+		if whole := new(big.Int).Quo(n.Num(), n.Denom()); whole.IsInt64() {
+			return Size(whole.Int64()), nil
 		}
 	}
-	if n, err := strconv.ParseInt(number, 10, 64); err == nil {
-		if n < 0 || n > (1<<63-1)/factor {
-			return 0, bad
-		}
-		return Size(n * factor), nil
-	}
-	if strings.ContainsAny(number, "eExXpP_nN") { // no 1e3, 0x10, 1_000, NaN, Inf
-		return 0, bad
-	}
-	f, err := strconv.ParseFloat(number, 64)
-	if err != nil || f < 0 || f*float64(factor) >= 1<<63 {
-		return 0, bad
-	}
-	return Size(f * float64(factor)), nil
+	return 0, fmt.Errorf("size %q must be a number with a unit, such as 200MB or 64KiB", text)
 }
 
 // String returns the exact size with the largest unit that divides it.

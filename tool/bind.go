@@ -2,13 +2,12 @@ package tool
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
-
-	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // Bind turns the envelope form's positional args and kwargs into one arguments
@@ -43,7 +42,7 @@ func Bind(d *Descriptor, args []json.RawMessage, kwargs json.RawMessage) (object
 		}
 		problems = append(problems, Problem{
 			Expected: takes, Got: fmt.Sprint(len(args)),
-			Message: fmt.Sprintf("%s takes %s, but %d were given", describe(d.ID), takes, len(args)),
+			Message: fmt.Sprintf("%s takes %s, but %d were given", cmp.Or(string(d.ID), "the tool"), takes, len(args)),
 		})
 	}
 	given := objectKeys(kwargs)
@@ -92,11 +91,4 @@ func Bind(d *Descriptor, args []json.RawMessage, kwargs json.RawMessage) (object
 		varargs, _ = MarshalPlain(rest) // each has been scanned
 	}
 	return buf.Bytes(), varargs, nil
-}
-
-func describe(id subjects.ToolID) string {
-	if id == "" {
-		return "the tool"
-	}
-	return string(id)
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
+	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -297,12 +298,4 @@ func Canonical(data json.RawMessage) (json.RawMessage, error) {
 
 // decodeNumbers decodes JSON that checkJSON has accepted, numbers as
 // [json.Number].
-func decodeNumbers(data []byte) (any, error) {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.UseNumber()
-	var v any
-	if err := dec.Decode(&v); err != nil {
-		return nil, err
-	}
-	return v, nil
-}
+func decodeNumbers(data []byte) (any, error) { return jsonschema.UnmarshalJSON(bytes.NewReader(data)) }

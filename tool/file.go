@@ -1,6 +1,9 @@
 package tool
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"slices"
+)
 
 // FileFormat is the format of a schema whose value is a [File].
 const FileFormat = "mesh-file"
@@ -30,9 +33,7 @@ func AsFile(value json.RawMessage) (File, bool) {
 func TakesFile(schema json.RawMessage, name string) bool {
 	type part struct {
 		Format string `json:"format"`
-		AnyOf  []struct {
-			Format string `json:"format"`
-		} `json:"anyOf"`
+		AnyOf  []part `json:"anyOf"`
 	}
 	var object struct {
 		Properties map[string]part `json:"properties"`
@@ -40,14 +41,7 @@ func TakesFile(schema json.RawMessage, name string) bool {
 	if json.Unmarshal(schema, &object) != nil {
 		return false
 	}
+	isFile := func(p part) bool { return p.Format == FileFormat }
 	parameter := object.Properties[name]
-	if parameter.Format == FileFormat {
-		return true
-	}
-	for _, one := range parameter.AnyOf {
-		if one.Format == FileFormat {
-			return true
-		}
-	}
-	return false
+	return isFile(parameter) || slices.ContainsFunc(parameter.AnyOf, isFile)
 }

@@ -44,71 +44,50 @@ func SchemaFor(t reflect.Type) (json.RawMessage, error) {
 	if err := in.count(t, t.String()); err != nil {
 		return nil, fmt.Errorf("schema of %s: %w", t, err)
 	}
-	var root *inferred
-	if base := indirect(t); base.Kind() == reflect.Struct && known(base) == nil && t.Kind() != reflect.Pointer {
-		if in.uses[base] > 1 {
-			in.name(base) // met again inside itself: the document's top stays an object with properties
+	var root object
+	if t.Kind() == reflect.Struct && known(t) == nil {
+		if in.uses[t] > 1 {
+			in.name(t) // met again inside itself: the document's top stays an object with properties
 		}
-		root = in.shape(base)
+		root = in.shape(t)
 	} else {
-		root = in.schema(t, "")
+		root = in.schema(t)
 	}
-	defs := &members{}
+	var defs object
 	for i := 0; i < len(in.order); i++ { // building one may add others
-		defs.add(in.names[in.order[i]], in.shape(in.order[i]))
-		root.Defs = defs
+		defs = append(defs, member{in.names[in.order[i]], in.shape(in.order[i])})
+	}
+	if defs != nil {
+		root = append(root, member{"$defs", defs})
 	}
 	return MarshalPlain(root)
 }
 
-// inferred is a JSON Schema, its words in the order in which they are written.
-type inferred struct {
-	Ref             string      `json:"$ref,omitempty"`
-	Type            any         `json:"type,omitempty"` // a text, or texts
-	AnyOf           []*inferred `json:"anyOf,omitempty"`
-	Format          string      `json:"format,omitempty"`
-	ContentEncoding string      `json:"contentEncoding,omitempty"`
-	Minimum         *int64      `json:"minimum,omitempty"`
-	Maximum         *int64      `json:"maximum,omitempty"`
-	Properties      *members    `json:"properties,omitempty"`
-	Required        []string    `json:"required,omitempty"`
-	Additional      any         `json:"additionalProperties,omitempty"` // false, or an *inferred
-	Items           *inferred   `json:"items,omitempty"`
-	MinItems        *int        `json:"minItems,omitempty"`
-	MaxItems        *int        `json:"maxItems,omitempty"`
-	Description     string      `json:"description,omitempty"`
-	Defs            *members    `json:"$defs,omitempty"`
+// object is a JSON object whose members keep their order.
+type object []member
+
+type member struct {
+	name  string
+	value any
 }
 
-// members are schemas by their names, in an order.
-type members struct {
-	names   []string
-	schemas []*inferred
-}
-
-func (m *members) add(name string, schema *inferred) {
-	m.names, m.schemas = append(m.names, name), append(m.schemas, schema)
-}
-
-// MarshalJSON writes an object in the order of its names.
-func (m *members) MarshalJSON() ([]byte, error) {
+// MarshalJSON implements [json.Marshaler].
+func (o object) MarshalJSON() ([]byte, error) {
 	var buf bytes.Buffer
-	buf.WriteByte('{')
-	for i, name := range m.names {
-		if i > 0 {
-			buf.WriteByte(',')
-		}
-		key, _ := MarshalPlain(name) // a text always can be
-		schema, err := MarshalPlain(m.schemas[i])
+	for _, m := range o {
+		key, _ := MarshalPlain(m.name) // a text always can be
+		value, err := MarshalPlain(m.value)
 		if err != nil {
 			return nil, err
 		}
-		buf.Write(key)
-		buf.WriteByte(':')
-		buf.Write(schema)
+		fmt.Fprintf(&buf, ",%s:%s", key, value)
 	}
-	buf.WriteByte('}')
-	return buf.Bytes(), nil
+	return append(append([]byte{'{'}, bytes.TrimPrefix(buf.Bytes(), []byte(","))...), '}'), nil
+}
+
+// typed is the schema of a type, with further words.
+func typed(name string, words ...member) object {
+	return append(object{{"type", name}}, words...)
 }
 
 type inference struct {
@@ -173,31 +152,23 @@ func indirect(t reflect.Type) reflect.Type {
 }
 
 // schema is the schema of one use of a type.
-func (in *inference) schema(t reflect.Type, description string) *inferred {
+func (in *inference) schema(t reflect.Type) (s object) {
 	nullable := t.Kind() == reflect.Pointer
 	t = indirect(t)
-	var s *inferred
-	if in.uses[t] > 1 && composite(t) && known(t) == nil && !textual(t) {
-		s = &inferred{Ref: "#/$defs/" + in.name(t)}
+	composite := slices.Contains([]reflect.Kind{reflect.Struct, reflect.Map, reflect.Slice, reflect.Array}, t.Kind())
+	if in.uses[t] > 1 && composite && known(t) == nil && !textual(t) {
+		s = object{{"$ref", "#/$defs/" + in.name(t)}}
 	} else {
 		s = in.shape(t)
 	}
-	if nullable && s.Type != nil {
-		s.Type = []any{s.Type, "null"}
-	} else if nullable && s.Ref != "" { // an empty schema allows null already
-		s = &inferred{AnyOf: []*inferred{s, {Type: "null"}}}
+	if nullable && len(s) > 0 { // an empty schema allows null already
+		if s[0].name == "$ref" {
+			s = object{{"anyOf", []object{s, typed("null")}}}
+		} else {
+			s[0].value = []any{s[0].value, "null"}
+		}
 	}
-	s.Description = description
 	return s
-}
-
-// composite says whether a type is worth a definition.
-func composite(t reflect.Type) bool {
-	switch t.Kind() {
-	case reflect.Struct, reflect.Map, reflect.Slice, reflect.Array:
-		return t.Name() != "" || t.Kind() == reflect.Struct
-	}
-	return false
 }
 
 // unnamable matches characters that a definition's name must not have.
@@ -223,81 +194,87 @@ func (in *inference) name(t reflect.Type) string {
 
 // shape is the schema of a type that is not a pointer, without references to
 // itself at the top.
-func (in *inference) shape(t reflect.Type) *inferred {
+func (in *inference) shape(t reflect.Type) object {
 	if s := known(t); s != nil {
 		return s
 	}
 	if textual(t) {
-		return &inferred{Type: "string"}
+		return typed("string")
 	}
 	switch t.Kind() {
 	case reflect.Bool:
-		return &inferred{Type: "boolean"}
+		return typed("boolean")
 	case reflect.String:
-		return &inferred{Type: "string"}
+		return typed("string")
 	case reflect.Float32, reflect.Float64:
-		return &inferred{Type: "number"}
+		return typed("number")
 	case reflect.Int, reflect.Int64:
-		return &inferred{Type: "integer"}
+		return typed("integer")
 	case reflect.Int8, reflect.Int16, reflect.Int32:
 		most := int64(1)<<(t.Bits()-1) - 1
-		least := -most - 1
-		return &inferred{Type: "integer", Minimum: &least, Maximum: &most}
+		return typed("integer", member{"minimum", -most - 1}, member{"maximum", most})
 	case reflect.Uint, reflect.Uint64, reflect.Uintptr:
-		return &inferred{Type: "integer", Minimum: new(int64)}
+		return typed("integer", member{"minimum", 0})
 	case reflect.Uint8, reflect.Uint16, reflect.Uint32:
-		most := int64(1)<<t.Bits() - 1
-		return &inferred{Type: "integer", Minimum: new(int64), Maximum: &most}
+		return typed("integer", member{"minimum", 0}, member{"maximum", int64(1)<<t.Bits() - 1})
 	case reflect.Map:
-		return &inferred{Type: "object", Additional: in.schema(t.Elem(), "")}
+		return typed("object", member{"additionalProperties", in.schema(t.Elem())})
 	case reflect.Slice:
 		if t.Elem().Kind() == reflect.Uint8 && !marshals(t.Elem()) && !textual(t.Elem()) {
-			return &inferred{Type: "string", ContentEncoding: "base64"}
+			return typed("string", member{"contentEncoding", "base64"})
 		}
-		return &inferred{Type: "array", Items: in.schema(t.Elem(), "")}
+		return typed("array", member{"items", in.schema(t.Elem())})
 	case reflect.Array:
-		n := t.Len()
-		return &inferred{Type: "array", Items: in.schema(t.Elem(), ""), MinItems: &n, MaxItems: &n}
+		return typed("array", member{"items", in.schema(t.Elem())}, member{"minItems", t.Len()}, member{"maxItems", t.Len()})
 	case reflect.Struct:
-		s := &inferred{Type: "object", Properties: &members{}, Additional: false}
+		s, properties, required := typed("object"), object{}, []string{}
 		if t == reflect.TypeFor[File]() {
-			s.Format = FileFormat
+			s = append(s, member{"format", FileFormat})
 		}
 		for _, f := range jsonFields(t) {
-			s.Properties.add(f.name, in.field(f))
+			properties = append(properties, member{f.name, in.field(f)})
 			if !f.optional {
-				s.Required = append(s.Required, f.name)
+				required = append(required, f.name)
 			}
 		}
-		return s
+		s = append(s, member{"properties", properties})
+		if len(required) > 0 {
+			s = append(s, member{"required", required})
+		}
+		return append(s, member{"additionalProperties", false})
 	}
-	return &inferred{} // an interface: anything
+	return object{} // an interface: anything
 }
 
-func (in *inference) field(f field) *inferred {
+func (in *inference) field(f field) (s object) {
 	switch {
 	case !f.quoted:
-		return in.schema(f.typ, f.description)
+		s = in.schema(f.typ)
 	case f.typ.Kind() == reflect.Pointer:
-		return &inferred{Type: []string{"string", "null"}, Description: f.description} // a nil one is not quoted
+		s = object{{"type", []string{"string", "null"}}} // a nil one is not quoted
+	default:
+		s = typed("string")
 	}
-	return &inferred{Type: "string", Description: f.description}
+	if f.description != "" {
+		s = append(s, member{"description", f.description})
+	}
+	return s
 }
 
 // known returns the schema of the standard types that write their own JSON, nil
 // for any other type. Every call returns a new one.
-func known(t reflect.Type) *inferred {
+func known(t reflect.Type) object {
 	switch t {
 	case reflect.TypeFor[time.Time]():
-		return &inferred{Type: "string", Format: "date-time"}
+		return typed("string", member{"format", "date-time"})
 	case reflect.TypeFor[uuid.UUID]():
-		return &inferred{Type: "string", Format: "uuid"}
+		return typed("string", member{"format", "uuid"})
 	case reflect.TypeFor[big.Int]():
-		return &inferred{Type: "integer"}
+		return typed("integer")
 	case reflect.TypeFor[json.Number]():
-		return &inferred{Type: "number"}
+		return typed("number")
 	case reflect.TypeFor[json.RawMessage]():
-		return &inferred{}
+		return object{}
 	}
 	return nil
 }

@@ -42,15 +42,9 @@ func Problems(err error) []Problem {
 	if !errors.As(err, &e) || e.Details["errors"] == nil {
 		return nil
 	}
-	if list, ok := e.Details["errors"].([]Problem); ok {
-		return slices.Clone(list)
-	}
 	data, err := json.Marshal(e.Details["errors"])
-	if err != nil {
-		return nil
-	}
 	var list []Problem
-	if json.Unmarshal(data, &list) != nil {
+	if err != nil || json.Unmarshal(data, &list) != nil {
 		return nil
 	}
 	return list
@@ -473,8 +467,7 @@ func appendShown(b []byte, v any) []byte {
 
 // withKind puts the kind before a shown scalar: string "three".
 func withKind(got, shown string) string {
-	switch got {
-	case "object", "array", "null", "boolean":
+	if slices.Contains([]string{"object", "array", "null", "boolean"}, got) {
 		return shown
 	}
 	return got + " " + shown

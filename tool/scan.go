@@ -48,8 +48,8 @@ var decoders = sync.Pool{New: func() any { return jsontext.NewDecoder(new(bytes.
 // scan reads data against a schema (nil: anything) and says whether it certainly
 // fits.
 func scan(data []byte, schema *jsonschema.Schema, known readable) (fits bool, err *malformed) {
-	if at := notUTF8(data); at >= 0 {
-		return false, syntax("text that is not UTF-8", at)
+	if !utf8.Valid(data) {
+		return false, syntax("text that is not UTF-8", bytes.IndexRune(data, utf8.RuneError))
 	}
 	s := scanner{dec: decoders.Get().(*jsontext.Decoder), readable: known} //nolint:forcetypeassert // the pool holds nothing else
 	defer decoders.Put(s.dec)
@@ -62,21 +62,6 @@ func scan(data []byte, schema *jsonschema.Schema, known readable) (fits bool, er
 		return false, syntax("more text after the value", len(data)-len(rest))
 	}
 	return !s.unsure, nil
-}
-
-// notUTF8 returns the offset of the first text that is not UTF-8, -1 without one.
-func notUTF8(data []byte) int {
-	if utf8.Valid(data) {
-		return -1
-	}
-	at := 0
-	for {
-		r, size := utf8.DecodeRune(data[at:])
-		if r == utf8.RuneError && size == 1 {
-			return at
-		}
-		at += size
-	}
 }
 
 // checkJSON says whether data is one JSON value within our bounds, without

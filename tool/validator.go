@@ -89,9 +89,9 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 	v = &Validator{doc: doc, checks: make(chan *check, idleChecks)}
 	first, warnings, err := newCheck(doc)
 	if err != nil {
-		var remote *remoteError
+		var remote *jsonschema.LoadURLError
 		if errors.As(err, &remote) {
-			return nil, refuse("the schema refers to %s; only references inside the schema (#/$defs/…) are followed", remote.url)
+			return nil, refuse("the schema refers to %s; only references inside the schema (#/$defs/…) are followed", remote.URL)
 		}
 		return nil, refuse("the schema is unusable: %w", schemaProblem(err))
 	}
@@ -113,7 +113,7 @@ func newCheck(doc any) (*check, []string, error) {
 	c.AssertFormat()
 	registerFormats(c)
 	c.AssertContent()
-	c.UseLoader(noLoader{})
+	c.UseLoader(jsonschema.SchemeURLLoader{}) // the library has the official meta-schemas, and nothing else is loaded
 	c.UseRegexpEngine(func(pattern string) (jsonschema.Regexp, error) {
 		re, err := regexp.Compile(pattern)
 		if err != nil {
@@ -261,16 +261,6 @@ func broken(err error) error {
 	return toolmesh.Errorf(toolmesh.CodeInternal, "checking the arguments failed: %w", err).
 		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 }
-
-// noLoader refuses every schema that is not in the compiler already; the
-// library itself knows the official meta-schemas.
-type noLoader struct{}
-
-type remoteError struct{ url string }
-
-func (e *remoteError) Error() string { return "remote reference " + e.url }
-
-func (noLoader) Load(url string) (any, error) { return nil, &remoteError{url} }
 
 // anyText replaces a pattern that Go's engine cannot express.
 type anyText string

@@ -282,7 +282,7 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 	for _, w := range tree.Warnings {
 		p.warn(w)
 	}
-	info, err := json.Marshal(index.Info{Source: src.String(), Rev: tree.Rev, Revision: tree.Revision, Upload: true})
+	info, err := json.Marshal(index.Info{Source: src.String(), Revision: tree.Revision, Upload: true})
 	if err != nil {
 		return false, toolmesh.Errorf(toolmesh.CodeInternal, "describe the bundle: %w", err)
 	}

@@ -93,6 +93,7 @@ const nodeLimits = "memory=150MB,temp_files=30MB"
 var attempts = []attempt{
 	{area: "files", name: "read_system", what: "read what all users may", by: nobodys, root: never, user: never},
 	{area: "files", name: "write_own_temporary", what: "write temporary files", by: nobodys, root: never, user: never},
+	{area: "files", name: "move_own_temporary", what: "move temporary files", by: nobodys, root: never, user: never},
 	{area: "files", name: "null", what: "write `/dev/null`", by: nobodys, root: never, user: never},
 	{area: "files", name: "read_other_source", what: "read another index's source", by: mounts, root: guard, user: guard},
 	{area: "files", name: "read_file", what: "read a file of the agent's user", by: ownUser, root: guard, user: never, proof: reads, whose: "agent"},
@@ -131,6 +132,7 @@ var attempts = []attempt{
 	{area: "files", name: "set_user_in_given", what: "make a program in one that runs as its owner", by: seccomp, root: guard, user: never},
 
 	{area: "processes", name: "start_program", what: "start a program", by: nobodys, root: never, user: never},
+	{area: "processes", name: "lock_between_processes", what: "lock between processes", by: nobodys, root: never, user: never},
 	{area: "processes", name: "limit_sibling", what: "lower the limits of another worker of its index", by: nobodys, root: never, user: never},
 	{area: "processes", name: "see_outside", what: "see a process outside", by: pids, root: guard, user: guard},
 	{area: "processes", name: "kill_outside", what: "kill one", by: pids, root: none, user: none, proof: kills},

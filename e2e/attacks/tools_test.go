@@ -35,6 +35,8 @@ type machine struct {
 	// held is what tools without a level are held to where best is none: of what the
 	// node is asked for, as much as needs no namespaces.
 	held level
+	// workers is the user that the tools of all indexes are to be; by default one for each index.
+	workers string
 	// unprivileged is without the right to make other than user namespaces.
 	unprivileged bool
 	// soak says that others show the same, on a machine of another user.
@@ -50,6 +52,8 @@ func (m machine) decides(a attempt, l, loosest, strictest level) bool {
 		from = a.root
 	}
 	switch {
+	case m.workers == "root" && (strings.HasPrefix(a.by.name, "a user of its own") || a.by == noSetUser || strings.HasPrefix(a.name, "be_root") || a.name == "read_other_temporary"):
+		return false // the tool is root, as those of other indexes are; below strict they keep all in their homes
 	case m.held > none || os.Getenv(soak) != "":
 		return true
 	case a.code != "" || a.proof == harmless:
@@ -57,6 +61,14 @@ func (m machine) decides(a attempt, l, loosest, strictest level) bool {
 	}
 	from = min(max(from, loosest), strictest+1)
 	return l == min(from, strictest) || l == max(from-1, loosest)
+}
+
+// workerUser are the arguments that say which user tools are to be.
+func (m machine) workerUser() []string {
+	if m.workers == "" {
+		return nil
+	}
+	return []string{"--worker-user=" + m.workers}
 }
 
 // asked is the level that the node is asked for.
@@ -76,11 +88,11 @@ func TestTools(t *testing.T) {
 		{name: "root", root: true, best: offline},
 		{name: "root, user namespaces alone", root: true, best: offline, unprivileged: true},
 		{name: "ordinary user", best: offline},
-		{name: "root, no network namespaces", root: true, refused: []string{"net"}, best: strict},
+		{name: "root, tools of one user, no network namespaces", root: true, workers: "nobody", refused: []string{"net"}, best: strict},
 		{name: "ordinary user, no network namespaces", refused: []string{"net"}, best: strict, soak: true},
-		{name: "root, no IPC namespaces", root: true, refused: []string{"ipc"}, best: guard},
+		{name: "root, tools of root, no IPC namespaces", root: true, workers: "root", refused: []string{"ipc"}, best: guard},
 		{name: "root, no namespaces", root: true, refused: []string{"user", "pid"}, held: strict},
-		{name: "ordinary user, no namespaces", refused: []string{"user", "pid"}, held: guard},
+		{name: "ordinary user, no namespaces", refused: []string{"user", "pid"}, held: guard, soak: true},
 		{name: "ordinary user, no namespaces, asked for more", refused: []string{"user", "pid"}, held: strict},
 	} {
 		t.Run(m.name, func(t *testing.T) {
@@ -122,6 +134,9 @@ func attack(t *testing.T, m machine) {
 		if _, _, errno := syscall.Syscall(createRuleset, 0, 0, version); errno != 0 {
 			t.Skipf("the kernel has no Landlock: %v", n.Reasons)
 		}
+	}
+	if m.root && m.held > none && !strings.Contains(fmt.Sprint(n.Reasons), "indexes have users of their own all the same") {
+		t.Errorf("mesh nodes says why tools are not confined, and not that they have users: %q", n.Reasons)
 	}
 	if n.Sandbox.Asked != m.asked().String() || n.Sandbox.Effective != m.best.String() || (m.best != offline) != (len(n.Reasons) > 0) {
 		t.Fatalf("mesh nodes says %+v, want %s", n, m.best)
@@ -176,11 +191,14 @@ func attack(t *testing.T, m machine) {
 	running.Wait()
 	// An index that demands nothing has the level that is shown; a tool of it that demands
 	// more is not served.
-	if said, ok := w.tryInstall("plain", index, "", "[tool.\"t.hello\"]\nsandbox = \"offline\"\n"); !ok {
+	demands := "sandbox = \"offline\"\n"
+	if said, ok := w.tryInstall("plain", index, "", "[tool.\"t.hello\"]\n"+demands+"[tool.command]\ncommand = [\"true\"]\nstdout = \"text\"\n"+demands); !ok {
 		t.Fatal(said)
 	}
-	if hello, code := w.call("plain.t.hello", nil); (code == "unavailable") != (m.best < offline) {
-		t.Errorf("a tool that demands offline: %s %s", hello, code)
+	for _, tool := range []string{"plain.t.hello", "plain.command"} {
+		if said, code := w.call(tool, nil); (code == "unavailable") != (m.best < offline) {
+			t.Errorf("%s, which demands offline: %s %s", tool, said, code)
+		}
 	}
 	at := maps.Clone(w.at)
 	at["file"], _ = w.plant("plain", "everybody")
@@ -290,6 +308,9 @@ func prepare(t *testing.T, m machine) *attacked {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if w.user == os.Geteuid() {
+		meshtest.Warm(filepath.Join(home, "data", "executor"), t.Cleanup)
+	}
 	w.mesh = up(t, home, func(program string, args ...string) *exec.Cmd {
 		start, err := filepath.Abs("testdata/start.py")
 		if err != nil {
@@ -312,7 +333,7 @@ func prepare(t *testing.T, m machine) *attacked {
 			}
 		}
 		return cmd
-	}, "--sandbox="+m.asked().String(), "--limits="+nodeLimits)
+	}, append(m.workerUser(), "--sandbox="+m.asked().String(), "--limits="+nodeLimits)...)
 	_, natsPort, err := net.SplitHostPort(strings.TrimPrefix(w.url, "nats://"))
 	if err != nil {
 		t.Fatal(err)

@@ -672,4 +672,4 @@ def test_a_program_with_a_loop_of_its_own(opened: Started) -> None:
             await serving
 
     asyncio.run(main())
-    assert index not in opened.run("ls", "--json")
+    until(lambda: index not in opened.run("ls", "--json"))

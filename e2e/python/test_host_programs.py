@@ -99,7 +99,7 @@ def test_a_program_is_killed(opened: Started) -> None:
             slow.result(20)
         running.communicate()
         until(lambda: not os.path.exists(f"/proc/{bridge}"))
-        assert index not in opened.run("ls", "--json")
+        until(lambda: index not in opened.run("ls", "--json"))
 
 
 def test_a_bridge_that_dies_is_started_again(opened: Started) -> None:

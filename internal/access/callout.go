@@ -4,8 +4,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -34,39 +32,25 @@ func IssuerFile(dataDir string) string { return filepath.Join(Folder(dataDir), "
 // [ReadIssuer].
 func OpenIssuer(dataDir string) (*Issuer, error) {
 	path := IssuerFile(dataDir)
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		if err := create(path, nkeys.CreateAccount); err != nil {
-			return nil, err
-		}
+	if err := ensure(path, nkeys.CreateAccount); err != nil {
+		return nil, err
 	}
 	return ReadIssuer(path)
 }
 
 // ReadIssuer reads the issuer's key in a file. The error is like that of [Read].
-func ReadIssuer(path string) (*Issuer, error) {
-	key, err := read(path, "SA", "account")
+func ReadIssuer(path string) (*Issuer, error) { return issuerOf(read(path, "SA", "account")) }
+
+// NewIssuer makes an issuer with a key of its own, which lives as long as it does:
+// the server's configuration says whom it believes.
+func NewIssuer() (*Issuer, error) { return issuerOf(nkeys.CreateAccount()) }
+
+func issuerOf(key nkeys.KeyPair, err error) (*Issuer, error) {
 	if err != nil {
 		return nil, err
 	}
 	public, err := key.PublicKey()
-	if err != nil {
-		return nil, invalid(path, err)
-	}
-	return &Issuer{key, public}, nil
-}
-
-// NewIssuer makes an issuer with a key of its own, which lives as long as it does:
-// the server's configuration says whom it believes.
-func NewIssuer() (*Issuer, error) {
-	key, err := nkeys.CreateAccount()
-	if err != nil {
-		return nil, fmt.Errorf("make a key: %w", err)
-	}
-	public, err := key.PublicKey()
-	if err != nil {
-		return nil, fmt.Errorf("make a key: %w", err)
-	}
-	return &Issuer{key, public}, nil
+	return &Issuer{key, public}, err
 }
 
 // SessionKey describes a key of a session.
@@ -140,7 +124,7 @@ func (i *Issuer) user(r *jwt.AuthorizationRequestClaims, find func(string) (Sess
 	}
 	user := jwt.NewUserClaims(r.UserNkey)
 	user.Name, user.Audience = string(known.Session), account
-	user.Pub.Allow, user.Pub.Deny, user.Sub.Allow = rights.Publish, rights.DenyPublish, rights.Subscribe
+	user.Permissions = permissions(rights)
 	if !known.Until.IsZero() {
 		user.Expires = known.Until.Unix()
 	}

@@ -1,7 +1,7 @@
 package access
 
 import (
-	"fmt"
+	"encoding/json"
 	"strings"
 
 	"github.com/nats-io/jwt/v2"
@@ -23,80 +23,74 @@ const CalloutQueue = subjects.UserAuth + " " + subjects.QueueGroup
 // since it represents a whole site. For other keys the server asks the issuer, which may be nil;
 // keys of the role answering answer for it.
 func (k Keys) Config(issuer *Issuer, answering Role) (string, error) {
-	keyless, err := nkeys.Encode(nkeys.PrefixByteUser, []byte(keylessName))
+	encoded, err := nkeys.Encode(nkeys.PrefixByteUser, []byte(keylessName))
 	if err != nil {
 		return "", err
 	}
-	var b strings.Builder
-	b.WriteString("authorization {\n  users: [\n")
+	keyless := string(encoded)
+	type user struct {
+		Nkey        string          `json:"nkey"`
+		Types       []string        `json:"allowed_connection_types,omitempty"`
+		Permissions jwt.Permissions `json:"permissions"`
+	}
+	var authorization struct {
+		Users   []user         `json:"users"`
+		Callout map[string]any `json:"auth_callout,omitempty"`
+	}
 	for _, role := range Roles() {
-		rights, err := role.rights()
+		rights, err := role.rights(subjects.DefaultSession)
 		if err != nil {
 			return "", err
 		}
 		if issuer != nil && role == answering {
 			rights.Subscribe = append(rights.Subscribe, CalloutQueue)
 		}
-		fmt.Fprintf(&b, "    { nkey: %s, permissions: {\n%s    } }\n", k[role], permissions(rights, "      "))
+		authorization.Users = append(authorization.Users, user{Nkey: k[role], Permissions: permissions(rights)})
 		if role == Caller {
-			fmt.Fprintf(&b, "    { nkey: %s, allowed_connection_types: [STANDARD, WEBSOCKET, IN_PROCESS], permissions: {\n%s    } }\n", keyless, permissions(rights, "      "))
+			authorization.Users = append(authorization.Users, user{keyless, []string{"STANDARD", "WEBSOCKET", "IN_PROCESS"}, permissions(rights)})
 		}
 	}
-	b.WriteString("  ]\n")
 	if issuer != nil {
-		fmt.Fprintf(&b, "  auth_callout: { issuer: %s, auth_users: [%s, %s, %s, %s] }\n", issuer.public, k[Admin], k[Node], k[Caller], keyless)
+		authorization.Callout = map[string]any{"issuer": issuer.public, "auth_users": []string{k[Admin], k[Node], k[Caller], keyless}}
 	}
-	fmt.Fprintf(&b, "}\nno_auth_user: %s\n", keyless)
-	return b.String(), nil
+	var b strings.Builder
+	b.WriteString("authorization: ")
+	written := json.NewEncoder(&b) // the server reads JSON as part of its configuration
+	written.SetEscapeHTML(false)
+	written.SetIndent("", "  ")
+	err = written.Encode(authorization)
+	b.WriteString("no_auth_user: " + keyless + "\n")
+	return b.String(), err
 }
 
 // Template is the permissions of each role for users whose JWT holds their rights, in the form of
 // its claims: admin, node, router and caller, which is of one session. The error is for an invalid
 // name of a session.
 func Template(session subjects.SessionID) (map[string]jwt.Permissions, error) {
-	caller, err := subjects.CallerRights(session, session == subjects.DefaultSession)
-	if err != nil {
-		return nil, err
-	}
 	all := make(map[string]jwt.Permissions)
-	for name, r := range map[string]subjects.Rights{
-		string(Admin): subjects.AdminRights(), string(Node): subjects.NodeRights(), "router": subjects.NodeRights(), string(Caller): caller,
-	} {
-		all[name] = jwt.Permissions{
-			Pub: jwt.Permission{Allow: r.Publish, Deny: r.DenyPublish}, Sub: jwt.Permission{Allow: r.Subscribe},
+	for _, role := range Roles() {
+		rights, err := role.rights(session)
+		if err != nil {
+			return nil, err
 		}
+		all[string(role)] = permissions(rights)
 	}
+	all["router"] = all[string(Node)]
 	return all, nil
 }
 
-func (r Role) rights() (subjects.Rights, error) {
+// rights are those of a role; callers are of a session.
+func (r Role) rights(session subjects.SessionID) (subjects.Rights, error) {
 	switch r {
 	case Admin:
 		return subjects.AdminRights(), nil
 	case Node:
 		return subjects.NodeRights(), nil
 	}
-	return subjects.CallerRights(subjects.DefaultSession, true)
+	return subjects.CallerRights(session, session == subjects.DefaultSession)
 }
 
-// permissions are the lines of a user's permissions.
-func permissions(r subjects.Rights, indent string) string {
-	var b strings.Builder
-	list := func(kind string, patterns []string) {
-		if len(patterns) == 0 {
-			return
-		}
-		fmt.Fprintf(&b, "%s  %s: [\n", indent, kind)
-		for _, p := range patterns {
-			fmt.Fprintf(&b, "%s    %q\n", indent, p)
-		}
-		fmt.Fprintf(&b, "%s  ]\n", indent)
-	}
-	b.WriteString(indent + "publish: {\n")
-	list("allow", r.Publish)
-	list("deny", r.DenyPublish)
-	b.WriteString(indent + "}\n" + indent + "subscribe: {\n")
-	list("allow", r.Subscribe)
-	b.WriteString(indent + "}\n")
-	return b.String()
+// permissions converts rights to the form of a user's claims.
+func permissions(r subjects.Rights) jwt.Permissions {
+	return jwt.Permissions{Pub: jwt.Permission{Allow: r.Publish, Deny: r.DenyPublish}, Sub: jwt.Permission{Allow: r.Subscribe}}
 }

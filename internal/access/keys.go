@@ -61,21 +61,13 @@ func OpenKeys(dataDir string) (Keys, error) {
 	keys := make(Keys)
 	for _, role := range Roles() {
 		path := File(dataDir, role)
-		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-			if err := create(path, nkeys.CreateUser); err != nil {
-				return nil, err
-			}
+		err := ensure(path, nkeys.CreateUser)
+		if err == nil {
+			keys[role], err = PublicKey(path)
 		}
-		pair, err := Read(path)
 		if err != nil {
 			return nil, err
 		}
-		public, err := pair.PublicKey()
-		pair.Wipe()
-		if err != nil {
-			return nil, invalid(path, err)
-		}
-		keys[role] = public
 	}
 	return keys, nil
 }
@@ -126,6 +118,14 @@ func OpenOwner(path string) (nkeys.KeyPair, error) {
 		}
 	}
 	return Read(path)
+}
+
+// ensure makes a key unless there is a file of that name.
+func ensure(path string, kind func() (nkeys.KeyPair, error)) error {
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return create(path, kind)
+	}
+	return nil
 }
 
 // create writes a new key, whole or not at all. The file has the seed and nothing else, not

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -69,11 +70,7 @@ func Start(ctx context.Context, o Options) (*Broker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("configure the broker: %w", err)
 	}
-	logger := o.Logger
-	if logger == nil {
-		logger = slog.New(slog.DiscardHandler)
-	}
-	log := &serverLog{log: logger}
+	log := &serverLog{log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler))}
 	srv.SetLoggerV2(log, o.Debug, false, false)
 
 	b := &Broker{srv: srv}
@@ -91,28 +88,25 @@ func (o Options) serverOptions() (*server.Options, error) {
 	if o.StoreDir == "" {
 		return nil, errors.New("broker: Options.StoreDir is required")
 	}
-	if o.Listen == "" {
-		o.Listen = "127.0.0.1:0"
-	}
-	host, port, err := splitAddress(o.Listen)
+	host, port, err := splitAddress(cmp.Or(o.Listen, "127.0.0.1:0"))
 	if err != nil {
 		return nil, fmt.Errorf("broker: Options.Listen: %w", err)
 	}
 	opts := &server.Options{
-		ServerName:             defaulted(o.Name, "mesh"),
+		ServerName:             cmp.Or(o.Name, "mesh"),
 		Host:                   host,
 		Port:                   port,
 		NoSigs:                 true,
 		JetStream:              true,
 		StoreDir:               o.StoreDir,
-		JetStreamMaxMemory:     defaulted(o.MaxMemory, DefaultMaxMemory),
-		JetStreamMaxStore:      defaulted(o.MaxStore, DefaultMaxStore),
+		JetStreamMaxMemory:     cmp.Or(o.MaxMemory, DefaultMaxMemory),
+		JetStreamMaxStore:      cmp.Or(o.MaxStore, DefaultMaxStore),
 		PingInterval:           10 * time.Second,
 		DisableJetStreamBanner: true,
 		// The password hashing of other people's users is slow on small machines.
 		AuthTimeout: 5,
 	}
-	maxPayload := defaulted(o.MaxPayload, 1<<20)
+	maxPayload := cmp.Or(o.MaxPayload, 1<<20)
 	if maxPayload < 1<<10 || maxPayload > 64<<20 {
 		return nil, fmt.Errorf("broker: Options.MaxPayload is %d: between 1 KiB and 64 MiB is possible", maxPayload)
 	}
@@ -199,14 +193,6 @@ func (b *Broker) Shutdown() {
 		b.srv.Shutdown()
 		b.srv.WaitForShutdown()
 	})
-}
-
-func defaulted[T comparable](value, fallback T) T {
-	var zero T
-	if value == zero {
-		return fallback
-	}
-	return value
 }
 
 // serverLog writes nats-server's log to slog and keeps fatal errors: nats-server's own logger would

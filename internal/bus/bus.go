@@ -112,14 +112,8 @@ func New(nc *nats.Conn, options *Options) (*Bus, error) {
 			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 	}
 	log := cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
-	var js jetstream.JetStream
-	var err error
 	api := subjects.JetStreamAPI(o.Domain)
-	if o.Domain != "" {
-		js, err = jetstream.NewWithDomain(nc, o.Domain)
-	} else {
-		js, err = jetstream.New(nc)
-	}
+	js, err := jetstream.NewWithAPIPrefix(nc, api)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "bus: Options.Domain %q: %w", o.Domain, err)
 	}
@@ -279,11 +273,9 @@ func (b *Bus) Ping(ctx context.Context) error {
 // ErrDisconnected is the error of a request without a connection.
 func ErrDisconnected(cause error) *toolmesh.Error {
 	const text = "not connected to the mesh: the broker does not answer; it is tried again"
-	var e *toolmesh.Error
+	e := toolmesh.Errorf(toolmesh.CodeUnavailable, text)
 	if cause != nil {
 		e = toolmesh.Errorf(toolmesh.CodeUnavailable, text+": %w", cause)
-	} else {
-		e = toolmesh.Errorf(toolmesh.CodeUnavailable, text)
 	}
 	return e.WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 }

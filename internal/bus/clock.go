@@ -271,11 +271,11 @@ func (b *Bus) measure() error {
 	var err error
 	sent, made := c.mono(), b.State().Since
 	if c.told != "" {
-		now, bound, err = b.toldTime(c.told)
+		now, bound, err = b.askTime(c.told)
 	}
 	if (c.told == "" || err != nil) && !made.Equal(c.denied) {
-		sent, bound = c.mono(), 0
-		if now, err = b.brokerTime(); refusesTime(err) {
+		sent = c.mono()
+		if now, bound, err = b.askTime(subjects.UserInfo); refusesTime(err) {
 			c.denied = made
 		}
 	}
@@ -298,31 +298,12 @@ func (b *Bus) measure() error {
 	return err
 }
 
-// brokerTime is the time by the answer of the NATS server.
-func (b *Bus) brokerTime() (time.Time, error) {
-	ctx, cancel := context.WithTimeout(b.ctx, timeTimeout)
-	defer cancel()
-	m, err := b.Request(ctx, nats.NewMsg(subjects.UserInfo))
-	if err != nil {
-		return time.Time{}, err
-	}
-	var info struct {
-		Server struct {
-			Time time.Time `json:"time"`
-		} `json:"server"`
-	}
-	if json.Unmarshal(m.Data, &info) != nil || info.Server.Time.IsZero() {
-		return time.Time{}, toolmesh.Errorf(toolmesh.CodeProtocolError, "the broker's answer holds no time")
-	}
-	return info.Server.Time, nil
-}
-
 // lastMilli is a unix time in ms, of the year 2248, beyond which nanoseconds soon overflow.
 const lastMilli = 1 << 43
 
-// toldTime is the time by the answer of a node. A frozen one gives none, and takes nothing of
-// the time that the broker has to answer.
-func (b *Bus) toldTime(subject string) (now time.Time, bound time.Duration, err error) {
+// askTime is the time by the answer of a node or, at [subjects.UserInfo], of the NATS server. A frozen
+// node gives none, and takes nothing of the time that the server has to answer.
+func (b *Bus) askTime(subject string) (now time.Time, bound time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(b.ctx, timeTimeout)
 	defer cancel()
 	m, err := b.Request(ctx, nats.NewMsg(subject))
@@ -330,11 +311,18 @@ func (b *Bus) toldTime(subject string) (now time.Time, bound time.Duration, err 
 		return now, 0, err
 	}
 	var told struct {
-		Now   int64 `json:"now_ms"`
-		Bound int64 `json:"bound_ms"`
+		Now    int64 `json:"now_ms"`
+		Bound  int64 `json:"bound_ms"`
+		Server struct {
+			Time time.Time `json:"time"`
+		} `json:"server"`
 	}
-	if json.Unmarshal(m.Data, &told) != nil || told.Now <= 0 || told.Now >= lastMilli || told.Bound < 0 {
-		return now, 0, toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh does not know the broker's time")
+	err = json.Unmarshal(m.Data, &told)
+	switch {
+	case err == nil && !told.Server.Time.IsZero():
+		return told.Server.Time, 0, nil
+	case err == nil && told.Now > 0 && told.Now < lastMilli && told.Bound >= 0:
+		return time.UnixMilli(told.Now), toolmesh.Millis(told.Bound), nil
 	}
-	return time.UnixMilli(told.Now), toolmesh.Millis(told.Bound), nil
+	return now, 0, toolmesh.Errorf(toolmesh.CodeUnavailable, "the answer to the question for the broker's time holds none")
 }

@@ -32,9 +32,9 @@ const (
 	pingWait = 400 * time.Millisecond
 	// muteMost is for how long a connection that brings something, but no answer to a ping, may be silent about a call.
 	muteMost = 3 * Silence
-	// findEvery is the interval of asking which node has a call, and findWait bounds each.
+	// findEvery is the interval of asking which node has a call, and WhereWait bounds each.
 	findEvery = time.Second
-	findWait  = time.Second
+	WhereWait = time.Second
 )
 
 // ReasonCut is details.reason where the answer was lost with the connection.
@@ -221,13 +221,34 @@ func (x *Exchange) Cancel() { x.Tell(x.Peer().Name(), nil) }
 
 // Tell sends a control message about the call to a node, or, of an empty name, to all.
 func (x *Exchange) Tell(node subjects.NodeID, body []byte) {
-	subject, err := subjects.Ctl(x.Session, x.RPC)
-	if node != "" {
-		subject, err = subjects.NodeCtl(node, x.Session, x.RPC)
-	}
+	subject, err := ctl(node, x.Session, x.RPC)
 	if err == nil && x.bus.Connected() {
 		_ = x.bus.Conn().Publish(subject, body)
 	}
+}
+
+// ctl is the subject of control messages to a node, or, of an empty name, to all.
+func ctl(node subjects.NodeID, session subjects.SessionID, rpc subjects.RPCID) (string, error) {
+	if node == "" {
+		return subjects.Ctl(session, rpc)
+	}
+	return subjects.NodeCtl(node, session, rpc)
+}
+
+// Where asks for [WhereWait] which node has a call: one node, or, of an empty name, all. A node that
+// does not have it is silent.
+func (b *Bus) Where(ctx context.Context, node subjects.NodeID, session subjects.SessionID, rpc subjects.RPCID) (at codec.Where, err error) {
+	subject, err := ctl(node, session, rpc)
+	if err != nil {
+		return at, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	}
+	ctx, cancel := context.WithTimeout(ctx, WhereWait)
+	defer cancel()
+	m, err := b.Request(ctx, &nats.Msg{Subject: subject, Data: codec.Encode(codec.Control{Type: codec.ControlWhere})})
+	if err == nil && (json.Unmarshal(m.Data, &at) != nil || at.Node == "") {
+		err = toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer about the call's node cannot be read: %.200s", m.Data)
+	}
+	return at, err
 }
 
 var timers = sync.Pool{New: func() any { return time.NewTimer(missing) }}
@@ -282,15 +303,7 @@ func (x *Exchange) find(ctx context.Context) {
 		return
 	}
 	x.sought = time.Now()
-	subject, err := subjects.Ctl(x.Session, x.RPC)
-	if err != nil {
-		return
-	}
-	asking, cancel := context.WithTimeout(ctx, findWait)
-	defer cancel()
-	var at codec.Where
-	m, err := x.bus.Request(asking, &nats.Msg{Subject: subject, Data: codec.Encode(codec.Control{Type: codec.ControlWhere})})
-	if err == nil && json.Unmarshal(m.Data, &at) == nil {
+	if at, err := x.bus.Where(ctx, "", x.Session, x.RPC); err == nil {
 		x.Answered(at.Node, at.Boot)
 	}
 }

@@ -38,6 +38,7 @@ type Peer struct {
 	reported  atomic.Int64 // calls in flight, by its own word
 	slots     atomic.Int64
 	heard     atomic.Int64 // last heartbeat of this start, as [Mono]; 0 = none
+	listened  atomic.Int64 // since when its heartbeats are subscribed, likewise
 	met       atomic.Int64 // last answer of this start that named it, likewise
 	beats     atomic.Int64 // heartbeats of this start in a row, without a pause
 	attended  atomic.Bool  // its heartbeats are subscribed
@@ -125,6 +126,26 @@ func (b *Bus) Listed(id subjects.NodeID, boot subjects.BootID) *Peer {
 	return b.peers.find(id, boot, false)
 }
 
+// Watch subscribes to the heartbeats of a node that the registry names, as a call on it that lasts
+// does.
+func (b *Bus) Watch(id subjects.NodeID, boot subjects.BootID) {
+	b.peers.attend(b.Listed(id, boot))
+}
+
+// Silent reports whether the heartbeats of a start of a node are subscribed, and none has come for
+// [Silence] while this process was connected and ran.
+func (b *Bus) Silent(id subjects.NodeID, boot subjects.BootID) bool {
+	b.peers.mu.Lock()
+	n := b.peers.byID[id]
+	b.peers.mu.Unlock()
+	if n == nil || n.Boot != boot || !n.attended.Load() {
+		return false
+	}
+	last := MonoTime(max(n.heard.Load(), n.listened.Load()))
+	s, now := b.State(), time.Now()
+	return now.Sub(last) >= Silence && s.Connected && now.Sub(s.Since) >= Silence && !b.StalledSince(now.Add(-Silence))
+}
+
 func (ps *peers) find(id subjects.NodeID, boot subjects.BootID, answered bool) *Peer {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -163,6 +184,7 @@ func (ps *peers) replace(old *Peer, boot subjects.BootID) *Peer {
 	}
 	n.before, old.before = old, nil
 	n.attended.Store(ps.subs[n.ID] != nil)
+	n.listened.Store(Mono(time.Now()))
 	n.restarted.Store(false)
 	old.restarted.Store(true)
 	ps.byID[n.ID] = n
@@ -202,6 +224,7 @@ func (ps *peers) listen(id subjects.NodeID) {
 	}
 	if sub, err := ps.nc.Subscribe(subject, func(m *nats.Msg) { ps.beat(id, m) }); err == nil {
 		ps.subs[id] = sub
+		ps.byID[id].listened.Store(Mono(time.Now()))
 		ps.byID[id].attended.Store(true)
 	}
 }

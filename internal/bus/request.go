@@ -8,6 +8,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // RequestHeader returns the headers of a received request. nats.go delivers a message with an
@@ -45,4 +46,29 @@ func (b *Bus) MayAnswer(m *nats.Msg, session subjects.SessionID, sessionCredenti
 		b.log.Warn("request refused: its reply subject is no inbox", slog.String("subject", m.Subject))
 	})
 	return false
+}
+
+// answerRoom is left in a message with an answer, for headers and protocol.
+const answerRoom = 1024
+
+// Respond answers a request other than a call with a value as JSON, or with an error, whose origin
+// is the mesh if it names none. A value that no message holds is payload_too_large.
+func (b *Bus) Respond(m *nats.Msg, answer any, err error) {
+	out := &nats.Msg{Subject: m.Reply}
+	if err == nil {
+		out.Data, err = tool.MarshalPlain(answer)
+	}
+	if most := b.MaxPayload() - answerRoom; err == nil && int64(len(out.Data)) > most {
+		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the answer takes %d bytes, and a message holds %d", len(out.Data), most)
+	}
+	if e := toolmesh.AsError(err); e != nil {
+		if e.Origin == "" {
+			e = e.WithOrigin(toolmesh.OriginMesh)
+		}
+		header, body := codec.ErrorReply(e)
+		out.Header, out.Data = nats.Header(header), body
+	}
+	if err := b.nc.PublishMsg(out); err != nil {
+		b.log.Warn("a request is not answered", slog.String("subject", m.Subject), slog.String("error", err.Error()))
+	}
 }

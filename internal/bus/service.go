@@ -134,10 +134,10 @@ func (s *Service) stats() any {
 	}
 	e := &micro.EndpointStats{Name: s.config.Endpoint, Subject: s.config.Subject}
 	all.Endpoints = append(all.Endpoints, e)
-	if s.config.Stats == nil {
-		return all
+	figures := ServiceStats{}
+	if s.config.Stats != nil {
+		figures = s.config.Stats()
 	}
-	figures := s.config.Stats()
 	e.NumRequests, e.NumErrors, e.ProcessingTime = int(figures.Requests), int(figures.Errors), figures.Took //nolint:gosec // counts of calls
 	if figures.Requests > 0 {
 		e.AverageProcessingTime = figures.Took / time.Duration(figures.Requests) //nolint:gosec // as above

@@ -78,7 +78,7 @@ func TestNarrowedTokens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.Close() })
+	t.Cleanup(func() { meshtest.End(t, r) })
 	h, err := host.New(k.As(t, access.Node), &host.Options{Index: "lab"})
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
@@ -100,20 +101,26 @@ func (r *Replayer) page(ctx context.Context, session subjects.SessionID, rpc sub
 	if err := scan.run(ctx, r.bus, subject, start, last.msg.Seq); err != nil {
 		return codec.High{}, err
 	}
-	if missing := !scan.full() && scan.next <= all.top; missing && start > ends.first.msg.Seq {
-		if len(scan.held) == 0 && scan.read < last.msg.Seq {
-			// The copy of the store that answered lags: the rest comes with the next page.
-			return high, nil
-		}
-		// The guess was wrong, or the missing chunk is stored before it, or nowhere.
+	if scan.above == 0 && scan.read < last.msg.Seq {
+		return high, nil // the copy of the store that answered lags: the rest comes with the next page
+	}
+	// The guess was wrong, or the chunk that comes next is stored before the last one sent, or nowhere.
+	for pass := 0; pass < maxPasses && !scan.full() && scan.next <= all.top; pass++ {
+		next := scan.next
 		if err := scan.run(ctx, r.bus, subject, 0, last.msg.Seq); err != nil {
 			return codec.High{}, err
 		}
+		switch {
+		case scan.next > next:
+		case scan.sent == 0 && scan.least > req.FromSeq:
+			return codec.High{}, expired(scan.least)
+		case scan.above == 0:
+			return high, nil
+		default:
+			scan.next = scan.above // behind a gap: the caller merges what follows and asks for the gap again
+		}
 	}
-	if scan.sent == 0 && scan.least > req.FromSeq {
-		return codec.High{}, expired(scan.least)
-	}
-	return high, scan.flush()
+	return high, nil
 }
 
 func expired(first int64) error {
@@ -148,7 +155,10 @@ func (r *Replayer) Answer(ctx context.Context, s subjects.Subject, epoch string,
 	}
 	var broken error
 	high, err := r.page(ctx, s.Session, s.RPC, epoch, req, func(stored *store.Stored) error {
-		broken = respond(chunkHeader(stored.Header), stored.Data)
+		for _, name := range []string{jetstream.ExpectedLastSubjSeqHeader, jetstream.MsgIDHeader, codec.HeaderBoot} { // for the store
+			stored.Header.Del(name)
+		}
+		broken = respond(codec.Header(stored.Header), stored.Data)
 		return broken
 	})
 	switch {
@@ -161,15 +171,4 @@ func (r *Replayer) Answer(ctx context.Context, s subjects.Subject, epoch string,
 	default:
 		_ = respond(codec.ReplayEnd(high), nil)
 	}
-}
-
-// chunkHeader drops the headers that the store added.
-func chunkHeader(h nats.Header) codec.Header {
-	out := make(codec.Header, 7)
-	for _, name := range []string{codec.HeaderRPCID, codec.HeaderSeq, codec.HeaderChunk, codec.HeaderCount, codec.HeaderEpoch, codec.HeaderRef, codec.HeaderDigest} {
-		if v := h[name]; len(v) > 0 {
-			out[name] = v
-		}
-	}
-	return out
 }

@@ -38,7 +38,7 @@ type Settings struct {
 // address wins over a context.
 func FromEnv(env []string) Settings {
 	first := func(name string) string {
-		if value, set := lookup(env, "MESH_"+name); set {
+		if value, set := LookupEnv(env, "MESH_"+name); set {
 			return value
 		}
 		return Lookup(env, name)
@@ -108,12 +108,9 @@ func Servers(o Settings, env []string) (string, error) {
 	}
 	all := strings.Split(cmp.Or(servers, DefaultURL), ",")
 	for i, server := range all {
-		if server = strings.TrimSpace(server); !strings.Contains(server, "://") {
-			server = "nats://" + server
-		}
-		u, err := url.Parse(server)
-		if err != nil || CheckURL(server) != nil {
-			return "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the address %q is not the URL of a NATS server: want nats://host:port", Redact(servers)))
+		u, err := parse(server)
+		if err != nil {
+			return "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the address %q %w", Redact(servers), err))
 		}
 		u.User = nil
 		all[i] = u.String()
@@ -223,14 +220,8 @@ func (o *Options) credentials() (options []nats.Option, key string, err error) {
 // inboxOf returns the first of some inbox prefixes that a credentials file lets its user
 // subscribe; empty for none, and for a damaged file, which the server will refuse.
 func inboxOf(creds string, prefixes []string) string {
-	data, err := os.ReadFile(creds)
-	if err != nil {
-		return ""
-	}
-	token, err := jwt.ParseDecoratedJWT(data)
-	if err != nil {
-		return ""
-	}
+	data, _ := os.ReadFile(creds)
+	token, _ := jwt.ParseDecoratedJWT(data)
 	user, err := jwt.DecodeUserClaims(token)
 	if err != nil {
 		return ""
@@ -287,23 +278,29 @@ func Redact(servers string) string {
 // CheckURL returns an error for a server to which no client can connect, to be read after
 // its name: "is not the URL of a NATS server …".
 func CheckURL(server string) error {
-	if server = strings.TrimSpace(server); server == "" {
+	if strings.TrimSpace(server) == "" {
 		return nil
 	}
-	if !strings.Contains(server, "://") {
+	_, err := parse(server)
+	return err
+}
+
+// parse reads the URL of a server. The error is that of [CheckURL].
+func parse(server string) (*url.URL, error) {
+	if server = strings.TrimSpace(server); !strings.Contains(server, "://") {
 		server = "nats://" + server
 	}
 	u, err := url.Parse(server)
 	if err != nil || u.Host == "" {
-		return errors.New("is not the URL of a NATS server: want nats://host:port")
+		return nil, errors.New("is not the URL of a NATS server: want nats://host:port")
 	}
 	if !slices.Contains([]string{"nats", "tls", "ws", "wss"}, strings.ToLower(u.Scheme)) {
-		return errors.New("is not the URL of a NATS server: it begins with nats, tls, ws or wss, want nats://host:port")
+		return nil, errors.New("is not the URL of a NATS server: it begins with nats, tls, ws or wss, want nats://host:port")
 	}
 	if port := u.Port(); port != "" {
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-			return errors.New("has no port between 1 and 65535")
+			return nil, errors.New("has no port between 1 and 65535")
 		}
 	}
-	return nil
+	return u, nil
 }

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"maps"
 	"net"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -40,11 +39,12 @@ type State string
 // Lookup returns a variable of an environment in the form of os.Environ; "" if it is not
 // set.
 func Lookup(env []string, name string) string {
-	value, _ := lookup(env, name)
+	value, _ := LookupEnv(env, name)
 	return value
 }
 
-func lookup(env []string, name string) (value string, set bool) {
+// LookupEnv is [Lookup], and reports whether the variable is set.
+func LookupEnv(env []string, name string) (value string, set bool) {
 	for i := len(env) - 1; i >= 0; i-- { // the last one counts
 		if value, set = strings.CutPrefix(env[i], name+"="); set {
 			return value, true
@@ -178,10 +178,7 @@ func (s State) key(addresses string, role access.Role) string {
 // with credentials of its own needs no key.
 func sameServer(a, b string) bool {
 	split := func(address string) (port string, ok bool) {
-		if !strings.Contains(address, "://") {
-			address = "nats://" + address
-		}
-		u, err := url.Parse(address)
+		u, err := parse(address)
 		if err != nil || u.User != nil {
 			return "", false
 		}

@@ -3,6 +3,7 @@ package deep
 import (
 	"bytes"
 	"fmt"
+	"regexp"
 
 	"github.com/BurntSushi/toml"
 )
@@ -11,6 +12,10 @@ import (
 // of inline tables further out, and the lists and inline tables themselves. Reading takes time in the
 // cube of their number, and every value costs the bytes of its whole key: levelBytes of these are a level.
 const maxTOMLDepth, levelBytes = 40, 25
+
+// tomlTexts matches strings, long ones first, and comments. A string without an end is an error of
+// the file.
+var tomlTexts = regexp.MustCompile(`(?s)"""(?:\\.|[^\\])*?(?:"{3,}|\\?$)|'''.*?(?:'{3,}|$)|"(?:\\.|[^"\\\n])*"?|'[^'\n]*'?|#[^\n]*`)
 
 // UnmarshalTOML reads a file from an untrusted author.
 func UnmarshalTOML(data []byte, to any) error {
@@ -21,20 +26,15 @@ func UnmarshalTOML(data []byte, to any) error {
 	var header int // as place.bytes
 	var outer []place
 	at := place{key: true}
+	texts := tomlTexts.FindAllIndex(data, -1)
 	for i := 0; i < len(data); i++ {
 		switch c := data[i]; {
-		case c == '#':
-			if end := bytes.IndexByte(data[i:], '\n'); end > 0 {
-				i += end - 1
-			} else {
-				i = len(data)
+		case len(texts) > 0 && i == texts[0][0]:
+			i = texts[0][1] - 1
+			if c != '#' && at.key {
+				at.bytes += i + 1 - texts[0][0]
 			}
-		case c == '"' || c == '\'':
-			n := tomlString(data[i:])
-			i += n - 1
-			if at.key {
-				at.bytes += n
-			}
+			texts = texts[1:]
 		case c == '[' || c == '{':
 			if at.key && len(outer) == 0 {
 				at.bytes = 0
@@ -65,27 +65,4 @@ func UnmarshalTOML(data []byte, to any) error {
 		}
 	}
 	return toml.Unmarshal(data, to)
-}
-
-// tomlString is the length of the string that data begins with.
-func tomlString(data []byte) int {
-	quote := data[:1]
-	if triple := bytes.Repeat(quote, 3); bytes.HasPrefix(data, triple) {
-		quote = triple
-	}
-	for i := len(quote); i < len(data); i++ {
-		switch {
-		case data[i] == '\\' && data[0] == '"':
-			i++
-		case bytes.HasPrefix(data[i:], quote):
-			i += len(quote)
-			for len(quote) == 3 && i < len(data) && data[i] == data[0] { // it ended with quotes of its own
-				i++
-			}
-			return i
-		case data[i] == '\n' && len(quote) == 1:
-			return i // an error of the file
-		}
-	}
-	return len(data)
 }

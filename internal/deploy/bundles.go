@@ -89,24 +89,24 @@ func (m *Manager) dropUnnamed(ctx context.Context, released map[string]bool) (wa
 	now := m.bus.Time()
 	waiting = make(map[string]bool)
 	for _, b := range all {
-		if named[b.Digest] {
+		if named[b.Name] {
 			continue
 		}
 		age := m.opts.BundleAge
-		if released[b.Digest] {
+		if released[b.Name] {
 			age = min(bundleSettle, age)
 		}
 		if now.Now.Sub(b.Stored)-now.Bound >= age {
 			if err = m.bus.DropBundle(ctx, b); err == nil {
-				m.log.Info("bundle removed: no index needs it", slog.String("bundle", b.Digest))
+				m.log.Info("bundle removed: no index needs it", slog.String("bundle", b.Name))
 				continue
 			}
 			if !errors.Is(err, store.ErrConflict) { // else it was stored again: there may be a record now
 				return released, err
 			}
 		}
-		if released[b.Digest] {
-			waiting[b.Digest] = true
+		if released[b.Name] {
+			waiting[b.Name] = true
 		}
 	}
 	return waiting, nil

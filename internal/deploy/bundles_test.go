@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -27,7 +28,7 @@ func (n *node) bundles(t *testing.T) []string {
 	}
 	digests := make([]string, 0, len(all))
 	for _, b := range all {
-		digests = append(digests, b.Digest)
+		digests = append(digests, b.Name)
 	}
 	slices.Sort(digests)
 	return digests
@@ -52,7 +53,7 @@ func TestABundleGoesWithItsLastRecord(t *testing.T) {
 	if got := n.record(t, "again").Bundle; got != first {
 		t.Fatalf("bundles %s and %s of one revision", first, got)
 	}
-	commit(t, dir, map[string]string{"t.py": "def tool(): return 2\n"})
+	testmesh.Commit(t, dir, map[string]string{"t.py": "def tool(): return 2\n"})
 	n.mustInstall(t, deploy.Request{Source: url})
 	second := n.record(t, "idx").Bundle
 	n.awaitBundles(t, first, second)
@@ -95,7 +96,7 @@ func TestTheBundleOfARecordThatComesBackIsThere(t *testing.T) {
 	url, dir := source(t, "idx")
 	n.mustInstall(t, deploy.Request{Source: url})
 	first := n.record(t, "idx")
-	commit(t, dir, map[string]string{"t.py": "def tool(): return 2\n"})
+	testmesh.Commit(t, dir, map[string]string{"t.py": "def tool(): return 2\n"})
 	n.workshop.set(nil, func(b deploy.Build) error {
 		if b.Revision != first.Revision {
 			return errors.New("not now")
@@ -173,7 +174,7 @@ func TestInstallChecksItsBundle(t *testing.T) {
 				continue
 			}
 			for _, b := range all {
-				if !named[b.Digest] {
+				if !named[b.Name] {
 					_ = store.Of(n.bus).DropBundle(t.Context(), b)
 				}
 			}

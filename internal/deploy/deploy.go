@@ -9,13 +9,13 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Builder makes servable instances from an index's source. With a context of [WithoutBuilds] it
+// Builder makes servable instances from an index's source. Where a build has NoBuild it
 // builds no package: if one must be built, the error is install_failed with the reason "builds" and
 // the names in details.builds.
 type Builder interface {
-	// Lock resolves the dependencies of the source in dir, once and for all
-	// nodes. env are the values of the index's variables. Empty means that none are declared.
-	Lock(ctx context.Context, dir string, manifest *index.Manifest, env map[string]string, progress Progress) ([]byte, error)
+	// Lock resolves the dependencies of a source, once and for all nodes. Empty means that none are
+	// declared.
+	Lock(ctx context.Context, b Build, progress Progress) ([]byte, error)
 	// Plan returns how the tools of a build would run, and the builds of its environment: User to
 	// Builds of a [Plan]. It runs no code of the index. Without a lock it skips the environment.
 	Plan(ctx context.Context, b Build, progress Progress) (Plan, error)
@@ -61,6 +61,8 @@ type Build struct {
 	Env map[string]string
 	// Paths are the folders given at the install.
 	Paths []index.Path
+	// NoBuild refuses packages that must be built; see [Builder].
+	NoBuild bool
 }
 
 // Unavailable is a declared tool that is not served.
@@ -125,11 +127,6 @@ type Plan struct {
 	Variables []index.EnvVar `json:"variables"`
 	Paths     []index.Path   `json:"paths"`
 }
-
-type withoutBuilds struct{}
-
-// WithoutBuilds reports whether a context is one in which no package is built; see [Builder].
-func WithoutBuilds(ctx context.Context) bool { return ctx.Value(withoutBuilds{}) != nil }
 
 // Line is one line of the answer to an install: a step (Job to Percent), or at last
 // the index, or the plan of a dry run.

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -281,41 +280,10 @@ func await(t *testing.T, what string, have func() []string, want []string) {
 
 const oneTool = "[index]\ntools = [\"t.tool\"]\n"
 
-// repository makes a git repository and returns its folder.
-func repository(t *testing.T, name string, files map[string]string) string {
-	t.Helper()
-	dir := filepath.Join(t.TempDir(), name)
-	commit(t, dir, files)
-	return dir
-}
-
-func commit(t *testing.T, dir string, files map[string]string) {
-	t.Helper()
-	for name, text := range files {
-		file := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, args := range [][]string{
-		{"init", "-q", "-b", "main"}, {"add", "-A"},
-		{"-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-q", "-m", "change"},
-	} {
-		cmd := exec.CommandContext(t.Context(), "git", args...)
-		cmd.Dir = dir
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("git %v: %v\n%s", args, err, out)
-		}
-	}
-}
-
 // source is a repository with one tool.
 func source(t *testing.T, name string) (url, dir string) {
 	t.Helper()
-	dir = repository(t, name, map[string]string{"tools.toml": oneTool, "t.py": "def tool(): return 1\n"})
+	dir = testmesh.Repository(t, name, map[string]string{"tools.toml": oneTool, "t.py": "def tool(): return 1\n"})
 	return "file://" + dir, dir
 }
 
@@ -470,7 +438,7 @@ func TestOthersFollowANodeWhoseClockIsBehind(t *testing.T) {
 	}
 	one.workshop.serves(t, "idx", "ahead")
 	two.workshop.serves(t, "idx", "ahead")
-	commit(t, dir, map[string]string{"t.py": "def tool(): return 2\n"})
+	testmesh.Commit(t, dir, map[string]string{"t.py": "def tool(): return 2\n"})
 	second := one.mustInstall(t, deploy.Request{Source: url})
 	if second.Revision == first.Revision {
 		t.Fatal("the second install has the first revision")
@@ -491,7 +459,7 @@ func TestInstallingAgainBuildsAfterAFailure(t *testing.T) {
 		two.workshop.note(func() { two.workshop.failed["tried"] = "yes" })
 		return broken
 	}, nil)
-	commit(t, dir, map[string]string{"t.py": "def tool(): return 2\n"})
+	testmesh.Commit(t, dir, map[string]string{"t.py": "def tool(): return 2\n"})
 	second := one.mustInstall(t, deploy.Request{Source: url})
 	two.workshop.await(t, "the second revision fails on two", func() bool { return two.workshop.failed["tried"] == "yes" })
 	if err := two.Ready(t.Context()); err != nil {
@@ -561,7 +529,7 @@ func TestAFailedInstallLeavesNothing(t *testing.T) {
 	for _, tc := range cases {
 		url, dir := source(t, tc.name)
 		if tc.files != nil {
-			commit(t, dir, tc.files)
+			testmesh.Commit(t, dir, tc.files)
 		}
 		n.workshop.set(tc.opening, tc.publish)
 		if _, err := n.install(t, deploy.Request{Source: url}); err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -597,7 +565,7 @@ func TestAFailedUpgradeLeavesTheEarlierRevision(t *testing.T) {
 	two.workshop.serves(t, "idx", first.Revision)
 	before := one.record(t, "idx")
 	folders := one.folders(t)
-	commit(t, dir, map[string]string{"t.py": "def tool(): return 2\n"})
+	testmesh.Commit(t, dir, map[string]string{"t.py": "def tool(): return 2\n"})
 	one.workshop.set(nil, func(b deploy.Build) error {
 		if b.Revision != first.Revision {
 			return errors.New("not now")
@@ -653,7 +621,7 @@ func TestUnneededIndexesLeaveTheDisk(t *testing.T) {
 	if len(first) != 1 {
 		t.Fatalf("folders %v, want one", first)
 	}
-	commit(t, dir, map[string]string{"t.py": "def tool(): return 2\n"})
+	testmesh.Commit(t, dir, map[string]string{"t.py": "def tool(): return 2\n"})
 	n.mustInstall(t, deploy.Request{Source: url})
 	second := filepath.Join("indexes", "idx", n.record(t, "idx").Bundle)
 	n.awaitFolders(t, second)
@@ -757,7 +725,7 @@ func TestABundleThatCannotBeStoredIsAFailedInstall(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "noise.bin"), noise, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	commit(t, dir, nil)
+	testmesh.Commit(t, dir, nil)
 	// No object store to put it into.
 	if err := n.bus.JetStream().DeleteObjectStore(t.Context(), subjects.ObjectBundles); err != nil {
 		t.Fatal(err)

@@ -51,7 +51,7 @@ func (m *Manager) Install(ctx context.Context, r Request, emit func(Line)) error
 	if err := r.On.Check(); err != nil {
 		return invalidRequest("on: %w", err)
 	}
-	if err := m.checkPlaced(m.expected(r)); err != nil {
+	if err := m.checkPlaced(registry.IndexRecord{Name: r.Name, On: r.On}); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -89,13 +89,10 @@ func redacted(source string) string {
 
 // fetched is a fetched source, with the fields of its record.
 type fetched struct {
-	dir      string
-	files    []string
-	revision string
+	*index.Tree
 	source   string // as it is shown and stored
 	identity string // owner of the name
 	name     subjects.IndexName
-	warnings []string
 }
 
 func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (Line, error) {
@@ -107,11 +104,11 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err != nil {
 		return Line{}, err
 	}
-	manifest, err := index.Load(f.dir)
+	manifest, err := index.Load(f.Dir)
 	if err != nil {
 		return Line{}, err
 	}
-	record := registry.IndexRecord{Session: r.Session, Source: f.identity, Revision: f.revision, Epoch: epoch, State: registry.IndexInstalled, Managed: r.Managed}
+	record := registry.IndexRecord{Session: r.Session, Source: f.identity, Revision: f.Revision, Epoch: epoch, State: registry.IndexInstalled, Managed: r.Managed}
 	if r.Bundle != "" {
 		record.Owner = r.Owner // for a source that the mesh itself has fetched, the source is enough
 	}
@@ -123,7 +120,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err != nil {
 		return Line{}, err
 	}
-	warnings := slices.Concat(f.warnings, manifest.Warnings, notes)
+	warnings := slices.Concat(f.Warnings, manifest.Warnings, notes)
 	for _, p := range r.Paths {
 		if err := p.Check(); err != nil {
 			return Line{}, invalidRequest("--path %w", err)
@@ -163,8 +160,10 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if len(r.Paths) > 0 {
 		given.Paths = r.Paths
 	}
+	b := newBuild(record)
+	b.Dir, b.Manifest, b.Env, b.Paths, b.NoBuild = f.Dir, manifest, given.Env, given.Paths, r.NoBuild || r.DryRun
 	if r.DryRun {
-		plan, _, err := m.plan(ctx, f, manifest, record, given, j)
+		plan, _, err := m.plan(ctx, b, j)
 		if err == nil {
 			err = m.fits(plan)
 		}
@@ -172,9 +171,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	}
 	record.Env = slices.Sorted(maps.Keys(given.Env))
 	if len(given.Env) > 0 || len(given.Paths) > 0 {
-		if record.Settings, err = json.Marshal(given); err != nil {
-			return Line{}, installFailed("env", "the variables cannot be stored: %w", err)
-		}
+		record.Settings, _ = json.Marshal(given) // texts
 	}
 	if missing := missingEnv(manifest, given.Env); missing != "" {
 		return Line{}, installFailed("env", "index %q needs the variable %s: give it with --env %s (the value is read from your environment)", record.Name, missing, missing)
@@ -184,11 +181,9 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 		j.step("publish", "done", 100)
 		return result(e.instance, warnings), nil
 	}
-	var lock []byte
 	if r.NoBuild {
 		var plan Plan
-		ctx = context.WithValue(ctx, withoutBuilds{}, true)
-		if plan, lock, err = m.plan(ctx, f, manifest, record, given, j); err == nil && len(plan.Builds)+len(plan.Init) > 0 {
+		if plan, b.Lock, err = m.plan(ctx, b, j); err == nil && len(plan.Builds)+len(plan.Init) > 0 {
 			if err := m.fits(plan); err != nil {
 				return Line{}, err
 			}
@@ -199,16 +194,16 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 			return Line{}, err
 		}
 	}
-	i, err := m.build(ctx, e, f, manifest, lock, &record, j, work)
-	if err != nil {
-		return Line{}, err
-	}
-	err = errUninstalled
-	if publish() {
-		err = m.commit(base, e, i, before, record, r.Replace, j, bundleFile(work))
+	i, err := m.build(ctx, e, f, b, &record, j, work)
+	if err == nil {
+		if err = errUninstalled; publish() {
+			err = m.commit(base, e, i, before, record, r.Replace, j, bundleFile(work))
+		}
 	}
 	if err != nil {
-		m.discard(base, e, i)
+		if i != nil {
+			m.discard(base, e, i)
+		}
 		return Line{}, err
 	}
 	if before.Bundle != record.Bundle {
@@ -249,9 +244,7 @@ func (m *Manager) fetch(ctx context.Context, r Request, j *job, dest string) (fe
 	}
 	j.step("fetch", "done", 20)
 	src.Rev = ""
-	return fetched{
-		dir: tree.Dir, files: tree.Files, revision: tree.Revision, source: src.String(), identity: src.Identity(), name: src.Name, warnings: tree.Warnings,
-	}, nil
+	return fetched{tree, src.String(), src.Identity(), src.Name}, nil
 }
 
 // fetchBundle fetches a folder that the client has uploaded.
@@ -259,30 +252,26 @@ func (m *Manager) fetchBundle(ctx context.Context, r Request, j *job, dest strin
 	if src, err := index.Parse(r.Source); err == nil && !src.Local() {
 		return fetched{}, invalidRequest("a bundle is a folder's or a file's, and %s is fetched by the agent itself", src)
 	}
-	bundle, err := m.bus.GetBundle(ctx, r.Bundle)
+	p, err := index.Place(ctx, dest, filepath.Join(filepath.Dir(dest), "own"), r.Bundle, func() (io.ReadCloser, error) {
+		bundle, err := m.bus.GetBundle(ctx, r.Bundle)
+		if err != nil {
+			return nil, installFailed("bundle", "the bundle %s is not in the mesh: %w", r.Bundle, err)
+		}
+		return bundle, nil
+	})
 	if err != nil {
-		return fetched{}, installFailed("bundle", "the bundle %s is not in the mesh: %w", r.Bundle, err)
-	}
-	defer bundle.Close() //nolint:errcheck // only read
-	own := filepath.Join(filepath.Dir(dest), "own")
-	if err := index.Unpack(ctx, bundle, dest, own, r.Bundle); err != nil {
 		return fetched{}, err
 	}
-	f := fetched{dir: dest, revision: r.Bundle, source: r.Source, identity: "folder:" + r.Source}
+	f := fetched{Tree: &index.Tree{Dir: dest, Files: p.Files, Revision: r.Bundle}, source: r.Source, identity: "folder:" + r.Source}
 	if src, err := index.Parse(r.Source); err == nil {
 		f.source, f.name = src.String(), src.Name
 		if src.Kind != index.KindGit { // a fetched repository is proof, a caller's word is not
 			f.identity = src.Identity()
 		}
 	}
-	files, meta, err := index.Unpacked(own)
-	if err != nil {
-		return fetched{}, installFailed("folder", "the unpacked bundle cannot be read: %w", err)
-	}
-	f.files = files
 	var i index.Info
-	if json.Unmarshal(meta[index.InfoFile], &i) == nil && i.Revision != "" {
-		f.revision = i.Revision
+	if json.Unmarshal(p.Meta[index.InfoFile], &i) == nil && i.Revision != "" {
+		f.Revision = i.Revision
 	}
 	j.step("fetch", "done", 20)
 	return f, nil
@@ -305,6 +294,9 @@ func invalidRequest(format string, args ...any) *toolmesh.Error {
 // declared: an index may read more than it declares.
 func checkEnv(manifest *index.Manifest, r Request) (notes []string, err error) {
 	for _, name := range slices.Sorted(maps.Keys(r.Env)) {
+		if strings.ContainsRune(r.Env[name], 0) {
+			return nil, installFailed("env", "--env %s has a NUL in its value, which would end it: leave that out", name)
+		}
 		at := slices.IndexFunc(manifest.Env, func(v index.EnvVar) bool { return v.Name == name })
 		if at < 0 {
 			if err := index.CheckVariable(name); err != nil {
@@ -329,25 +321,22 @@ func missingEnv(manifest *index.Manifest, env map[string]string) string {
 }
 
 // plan returns the plan of a fetched source. The lock is nil if making it builds packages.
-func (m *Manager) plan(ctx context.Context, f fetched, manifest *index.Manifest, record registry.IndexRecord, given settings, j *job) (Plan, []byte, error) {
-	ctx = context.WithValue(ctx, withoutBuilds{}, true)
+func (m *Manager) plan(ctx context.Context, b Build, j *job) (p Plan, lock []byte, err error) {
 	j.step("lock", "running", 20)
-	lock, err := m.builder.Lock(ctx, f.dir, manifest, given.Env, j.step)
+	lock, err = m.builder.Lock(ctx, b, j.step)
 	builds := ToBuild(err)
 	if err != nil && builds == nil {
 		return Plan{}, nil, err
 	}
-	b := newBuild(record)
-	b.Dir, b.Lock, b.Manifest, b.Env, b.Paths = f.dir, lock, manifest, given.Env, given.Paths
-	p, err := m.builder.Plan(ctx, b, j.step)
-	if err != nil {
+	b.Lock = lock
+	if p, err = m.builder.Plan(ctx, b, j.step); err != nil {
 		return Plan{}, nil, err
 	}
 	p.Index, p.Revision, p.Tools, p.Builds = b.Name, b.Revision, []subjects.ToolID{}, append([]string{}, slices.Concat(builds, p.Builds)...)
-	p.Init, p.Variables = append([]string{}, manifest.Init...), append([]index.EnvVar{}, manifest.Env...)
-	p.Paths = append([]index.Path{}, slices.Concat(manifest.Paths, given.Paths)...)
+	p.Init, p.Variables = append([]string{}, b.Manifest.Init...), append([]index.EnvVar{}, b.Manifest.Env...)
+	p.Paths = append([]index.Path{}, slices.Concat(b.Manifest.Paths, b.Paths)...)
 	p.Network = p.Network || len(p.Builds)+len(p.Init) > 0
-	for _, name := range manifest.Tools {
+	for _, name := range b.Manifest.Tools {
 		p.Tools = append(p.Tools, subjects.ToolID(string(b.Name)+"."+name))
 	}
 	return p, lock, nil
@@ -374,42 +363,35 @@ func ToBuild(err error) []string {
 	return nil
 }
 
-// build resolves, packs and imports a fetched source, and completes the record. lock is nil if
-// it is to be made.
-func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *index.Manifest, lock []byte, record *registry.IndexRecord, j *job, work string,
-) (i Instance, err error) {
+// build resolves, packs and imports a fetched source, and completes the record. It resolves only
+// what has no lock yet. After an error the instance, if there is one, is the caller's to discard.
+func (m *Manager) build(ctx context.Context, e *entry, f fetched, b Build, record *registry.IndexRecord, j *job, work string) (i Instance, err error) {
 	j.step("lock", "running", 20)
-	if lock == nil {
-		if lock, err = m.builder.Lock(ctx, f.dir, manifest, readSettings(*record).Env, j.step); err != nil {
+	if b.Lock == nil {
+		if b.Lock, err = m.builder.Lock(ctx, b, j.step); err != nil {
 			return nil, err
 		}
 	}
 	j.step("lock", "done", 35)
 	j.step("bundle", "running", 35)
-	info, err := json.Marshal(index.Info{Source: f.source, Revision: f.revision})
-	if err != nil {
-		return nil, installFailed("bundle", "the bundle cannot be described: %w", err)
-	}
-	file, err := os.Create(bundleFile(work)) //nolint:gosec // a path of our own
+	info, _ := json.Marshal(index.Info{Source: f.source, Revision: f.Revision}) // texts
+	file, err := os.Create(bundleFile(work))                                    //nolint:gosec // a path of our own
 	if err != nil {
 		return nil, installFailed("folder", "the bundle cannot be written: %w", err)
 	}
 	defer file.Close() //nolint:errcheck // unpacking verifies the content
-	digest, err := index.Pack(ctx, file, f.dir, f.files, map[string][]byte{index.LockFile: lock, index.InfoFile: info})
-	if err != nil {
+	if record.Bundle, err = index.Pack(ctx, file, f.Dir, f.Files, map[string][]byte{index.LockFile: b.Lock, index.InfoFile: info}); err != nil {
 		return nil, err
 	}
-	record.Bundle = digest
-	b := newBuild(*record)
-	if b.Dir, err = m.folder(b.Name, b.Session, digest); err != nil {
+	if b.Dir, err = m.folder(b.Name, b.Session, record.Bundle); err != nil {
 		return nil, err
 	}
 	defer func() {
-		if err != nil {
+		if i == nil {
 			m.clean(e, b.Dir)
 		}
 	}()
-	if err := m.place(ctx, &b, digest, func() (io.ReadCloser, error) { return os.Open(bundleFile(work)) }); err != nil {
+	if err := m.place(ctx, &b, record.Bundle, func() (io.ReadCloser, error) { return os.Open(bundleFile(work)) }); err != nil {
 		return nil, err
 	}
 	j.step("bundle", "done", 40)
@@ -419,13 +401,11 @@ func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *inde
 	}
 	j.step("build", "done", 80)
 	if len(i.Descriptors()) == 0 {
-		_ = m.close(context.WithoutCancel(ctx), i)
-		return nil, nothingServed(b, i.Unavailable())
+		return i, nothingServed(b, i.Unavailable())
 	}
 	j.step("store", "running", 80)
-	if err := m.ensureBundle(ctx, digest, bundleFile(work)); err != nil {
-		_ = m.close(context.WithoutCancel(ctx), i)
-		return nil, err
+	if err := m.ensureBundle(ctx, record.Bundle, bundleFile(work)); err != nil {
+		return i, err
 	}
 	j.step("store", "done", 90)
 	return i, nil

@@ -579,43 +579,46 @@ func (m *Manager) replace(ctx context.Context, e *entry, i Instance, r registry.
 	if err := m.server.Publish(ctx, i); err != nil {
 		return err
 	}
-	old, oldRecord := e.instance, e.record
-	e.instance, e.record, e.failed, e.failures = i, r, false, 0
-	e.built.Store(builtServed)
-	if len(i.Descriptors()) == 0 && len(i.Unavailable()) > 0 {
-		e.built.Store(builtFailed) // its modules cannot be imported here
-	}
-	m.letGo(e, old, oldRecord)
+	m.swap(e, i, r)
 	return nil
 }
 
-// letGo ends the instance of a record and removes its folder; e.mu is held.
-func (m *Manager) letGo(e *entry, old Instance, record registry.IndexRecord) {
-	if old != nil {
-		m.retire(e, old)
+// swap puts an instance of a record, or none, in place of the earlier one, which ends after its
+// calls; e.mu is held.
+func (m *Manager) swap(e *entry, i Instance, r registry.IndexRecord) {
+	old, before := e.instance, e.record
+	e.instance, e.record, e.failed, e.failures = i, r, false, 0
+	switch {
+	case i == nil:
+		e.built.Store(builtNot)
+	case len(i.Descriptors()) == 0 && len(i.Unavailable()) > 0:
+		e.built.Store(builtFailed) // its modules cannot be imported here
+	default:
+		e.built.Store(builtServed)
 	}
-	if record.Bundle == "" {
+	if old != nil {
+		m.wg.Go(func() { m.retire(e, old) })
+	}
+	if before.Bundle == "" {
 		return
 	}
 	// A revision that failed before has no instance that would clean up.
-	if dir, err := m.folder(record.Name, record.Session, record.Bundle); err == nil {
+	if dir, err := m.folder(before.Name, before.Session, before.Bundle); err == nil {
 		m.clean(e, dir)
 	}
 }
 
 // retire ends an instance after its calls.
 func (m *Manager) retire(e *entry, i Instance) {
-	m.wg.Go(func() {
-		ctx, cancel := context.WithTimeout(m.base, closeWithin)
-		defer cancel()
-		wake.After(ctx, linger) // a call that has found this instance may not have reached it yet
-		if err := m.close(ctx, i); err != nil && m.base.Err() == nil {
-			m.log.Warn("replaced index did not end by itself", slog.String("index", string(i.Build().Name)), slog.String("error", err.Error()))
-		}
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		m.clean(e, i.Build().Dir)
-	})
+	ctx, cancel := context.WithTimeout(m.base, closeWithin)
+	defer cancel()
+	wake.After(ctx, linger) // a call that has found this instance may not have reached it yet
+	if err := m.close(ctx, i); err != nil && m.base.Err() == nil {
+		m.log.Warn("replaced index did not end by itself", slog.String("index", string(i.Build().Name)), slog.String("error", err.Error()))
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	m.clean(e, i.Build().Dir)
 }
 
 // drop withdraws an index that is not installed, or not for this node; e.mu is held.
@@ -627,10 +630,7 @@ func (m *Manager) drop(ctx context.Context, k key, e *entry) {
 		m.log.Warn("index not withdrawn", slog.String("index", string(k.name)), slog.String("error", err.Error()))
 		return
 	}
-	old, oldRecord := e.instance, e.record
-	e.instance, e.failed, e.record = nil, false, registry.IndexRecord{}
-	e.built.Store(builtNot)
-	m.letGo(e, old, oldRecord)
+	m.swap(e, nil, registry.IndexRecord{})
 	m.log.Info("index is no longer served", slog.String("index", string(k.name)))
 }
 
@@ -657,7 +657,7 @@ func (m *Manager) place(ctx context.Context, b *Build, digest string, open func(
 	if p.Replaced {
 		m.log.Warn("an unpacked source differs from its bundle and is unpacked again", slog.String("dir", b.Dir))
 	}
-	b.Manifest, b.Lock = p.Manifest, p.Lock
+	b.Manifest, b.Lock = p.Manifest, p.Meta[index.LockFile]
 	return err
 }
 

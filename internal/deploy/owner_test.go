@@ -14,13 +14,14 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // upload puts a folder with one tool into the mesh, and returns its digest.
 func (n *node) upload(t *testing.T, text string) string {
 	t.Helper()
-	dir := repository(t, "folder", map[string]string{"tools.toml": oneTool, "t.py": text})
+	dir := testmesh.Repository(t, "folder", map[string]string{"tools.toml": oneTool, "t.py": text})
 	src, err := index.Parse(dir)
 	if err != nil {
 		t.Fatal(err)

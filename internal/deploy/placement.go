@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -47,20 +46,6 @@ func (m *Manager) leaves(e *entry, r registry.IndexRecord) bool {
 		anybody = true
 	}
 	return !anybody
-}
-
-// expected is the record of an index to be installed, as far as it is known before the fetch.
-func (m *Manager) expected(r Request) registry.IndexRecord {
-	expected := registry.IndexRecord{Name: r.Name, On: r.On}
-	src, err := index.Parse(r.Source)
-	if r.On != nil || r.Managed != "" || err != nil {
-		return expected
-	}
-	at := key{cmp.Or(r.Name, src.Name), r.Session}
-	if before, ok := m.known()[at]; ok && before.Source == src.Identity() {
-		expected.Name, expected.On = before.Name, before.On
-	}
-	return expected
 }
 
 const reasonPlacement = "placement"

@@ -11,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -214,7 +215,7 @@ func TestANodeThatIsLeftServesUntilOthersDo(t *testing.T) {
 	one.mustInstall(t, deploy.Request{Source: url})
 	before := one.record(t, "idx").Revision
 	two.workshop.serves(t, "idx", before)
-	commit(t, dir, map[string]string{"t.py": "def tool(): return 2\n"})
+	testmesh.Commit(t, dir, map[string]string{"t.py": "def tool(): return 2\n"})
 	reached, let := make(chan struct{}), make(chan struct{})
 	two.workshop.set(nil, func(b deploy.Build) error {
 		if b.Name == "idx" { // its record is written

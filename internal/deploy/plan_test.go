@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -32,7 +33,7 @@ secret = true
 // plan shows it.
 func TestDryRunNamesItsStepsAndChangesNothing(t *testing.T) {
 	n := start(t, meshtest.Broker(t), "")
-	repo := repository(t, "stranger", map[string]string{"tools.toml": planned, "setup.py": "", "sdist": ""})
+	repo := testmesh.Repository(t, "stranger", map[string]string{"tools.toml": planned, "setup.py": "", "sdist": ""})
 	last, err := n.install(t, deploy.Request{Source: "file://" + repo, DryRun: true, Paths: []index.Path{{Path: "/srv/mine", Write: true}}})
 	if err != nil || last.Plan == nil || last.Index != "" {
 		t.Fatalf("dry run: %+v, %v", last, err)
@@ -61,7 +62,7 @@ func TestBuildsThatAreNotAllowedAreRefusedWithTheirPlan(t *testing.T) {
 		"environment": {"tools.toml": oneTool, "sdist": ""},
 		"init":        {"tools.toml": "[index]\ntools = [\"t.tool\"]\ninit = [\"sh\", \"setup.sh\"]\n"},
 	} {
-		source := "file://" + repository(t, name, files)
+		source := "file://" + testmesh.Repository(t, name, files)
 		_, err := n.install(t, deploy.Request{Source: source, NoBuild: true})
 		e := toolmesh.AsError(err)
 		if e == nil || e.Code != toolmesh.CodeInstallFailed || e.Details["reason"] != "builds" || e.Started != toolmesh.StartedNo {
@@ -77,7 +78,7 @@ func TestBuildsThatAreNotAllowedAreRefusedWithTheirPlan(t *testing.T) {
 		}
 	}
 	for _, r := range []deploy.Request{{NoBuild: true}, {}} {
-		r.Source = "file://" + repository(t, "plain", map[string]string{"tools.toml": oneTool})
+		r.Source = "file://" + testmesh.Repository(t, "plain", map[string]string{"tools.toml": oneTool})
 		r.Replace = true
 		n.mustInstall(t, r)
 	}
@@ -87,16 +88,16 @@ func TestBuildsThatAreNotAllowedAreRefusedWithTheirPlan(t *testing.T) {
 func TestIndexInstalledWithoutBuildsIsMadeWithoutThem(t *testing.T) {
 	n := start(t, meshtest.Broker(t), "")
 	seen := make(chan bool, 2)
-	n.workshop.set(func(ctx context.Context, _ deploy.Build) error { seen <- deploy.WithoutBuilds(ctx); return nil }, nil)
-	n.mustInstall(t, deploy.Request{Source: "file://" + repository(t, "plain", map[string]string{"tools.toml": oneTool}), NoBuild: true})
+	n.workshop.set(func(_ context.Context, b deploy.Build) error { seen <- b.NoBuild; return nil }, nil)
+	n.mustInstall(t, deploy.Request{Source: "file://" + testmesh.Repository(t, "plain", map[string]string{"tools.toml": oneTool}), NoBuild: true})
 	if !<-seen {
 		t.Error("the environment was made with builds")
 	}
 }
 
 // Lock builds where the source has a file setup.py, unless it must not.
-func (w *workshop) Lock(ctx context.Context, dir string, _ *index.Manifest, _ map[string]string, _ deploy.Progress) ([]byte, error) {
-	if _, err := os.Stat(filepath.Join(dir, "setup.py")); err == nil && deploy.WithoutBuilds(ctx) {
+func (w *workshop) Lock(_ context.Context, b deploy.Build, _ deploy.Progress) ([]byte, error) {
+	if _, err := os.Stat(filepath.Join(b.Dir, "setup.py")); err == nil && b.NoBuild {
 		return nil, builds("setup.py")
 	}
 	return []byte("{}\n"), nil

@@ -66,7 +66,7 @@ func (g git) remote(ctx context.Context, apart *Apart, store, location string, l
 		g.settings = append(g.settings, [2]string{key, g.handOver(value, store)})
 	}
 	for _, line := range os.Environ() {
-		if name, value, _ := strings.Cut(line, "="); isOf(certificates, name) {
+		if name, value, _ := strings.Cut(line, "="); certificates.MatchString(line) {
 			g.environment = append(g.environment, name+"="+g.handOver(value, store))
 		}
 	}

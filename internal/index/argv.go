@@ -26,14 +26,11 @@ func (c *Command) Argv(args json.RawMessage) ([]string, error) {
 		}
 	}
 	e := expansion{c: c, values: values}
-	for _, w := range c.words {
-		elements := w.group
-		if elements == nil {
-			elements = []word{w}
-		} else if !e.wanted(w) {
+	for _, g := range c.groups {
+		if g.optional && !e.wanted(g) {
 			continue
 		}
-		for _, element := range elements {
+		for _, element := range g.elements {
 			if err := e.add(element); err != nil {
 				return nil, err
 			}
@@ -61,25 +58,20 @@ func (e *expansion) value(name string) (json.RawMessage, bool) {
 }
 
 // wanted reports whether all arguments of a group exist.
-func (e *expansion) wanted(w word) bool {
-	yes := true
-	w.each(func(p piece) {
-		if p.param == "" {
-			return
-		}
+func (e *expansion) wanted(g group) bool {
+	return !slices.ContainsFunc(g.pieces(), func(p piece) bool {
 		v, ok := e.value(p.param)
-		yes = yes && ok && !(p.gate && string(v) == "false")
+		return p.param != "" && (!ok || p.gate && string(v) == "false")
 	})
-	return yes
 }
 
 // add writes one element: nothing if its argument is absent, several if it is only a list.
-func (e *expansion) add(w word) error {
-	if len(w.pieces) == 1 && w.pieces[0].gate {
-		return nil
-	}
-	if len(w.pieces) == 1 && w.pieces[0].param != "" {
-		name := w.pieces[0].param
+func (e *expansion) add(pieces []piece) error {
+	if only := pieces[0]; len(pieces) == 1 && only.param != "" {
+		name := only.param
+		if only.gate {
+			return nil
+		}
 		v, ok := e.value(name)
 		if !ok {
 			return nil
@@ -97,7 +89,7 @@ func (e *expansion) add(w word) error {
 	}
 	var b strings.Builder
 	from := "" // the parameter that the element begins with
-	for _, p := range w.pieces {
+	for _, p := range pieces {
 		if p.param == "" || p.gate {
 			b.WriteString(p.text)
 			continue

@@ -3,6 +3,7 @@ package index
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -12,7 +13,6 @@ import (
 	"maps"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -40,8 +40,6 @@ const (
 type Info struct {
 	// Source is the source as it may be shown, without credentials.
 	Source string `json:"source"`
-	// Rev is the revision that was asked for.
-	Rev string `json:"rev,omitempty"`
 	// Revision is the revision that it was.
 	Revision string `json:"revision"`
 	// Upload says that a client packed it for an agent to install, which makes
@@ -53,20 +51,12 @@ type Info struct {
 // files of [MetaDir] by their names, e.g. [LockFile], and returns its digest.
 // Equal trees give equal bytes. The error is install_failed, the context's, or w's.
 func Pack(ctx context.Context, w io.Writer, dir string, files []string, meta map[string][]byte) (digest string, err error) {
-	z, err := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithWindowSize(8<<20))
-	if err != nil {
-		return "", failed(reasonBundle, "zstd cannot be used: %w", err)
-	}
+	z, _ := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithWindowSize(8<<20)) // these are valid
 	digest, err = writeTar(ctx, z, dir, files, meta, defaultLimits)
 	if closeErr := z.Close(); err == nil && closeErr != nil {
 		err = failed(reasonBundle, "the bundle cannot be written: %w", closeErr)
 	}
 	return digest, err
-}
-
-// treeDigest is the digest of the bundle of the files alone.
-func treeDigest(ctx context.Context, dir string, files []string, limits Limits) (string, error) {
-	return writeTar(ctx, io.Discard, dir, files, nil, limits)
 }
 
 // writeTar writes the archive of a bundle and returns its digest.
@@ -93,82 +83,69 @@ func writeTar(ctx context.Context, w io.Writer, dir string, files []string, meta
 		return "", tooMany(limits)
 	}
 	hash := sha256.New()
-	p := packer{tar: tar.NewWriter(io.MultiWriter(w, hash)), root: root, left: limits.Bytes, limits: limits}
+	archive, left := tar.NewWriter(io.MultiWriter(w, hash)), limits.Bytes
 	for _, name := range slices.Sorted(maps.Keys(entries)) {
 		if err := ctx.Err(); err != nil {
 			return "", context.Cause(ctx)
 		}
-		if data := entries[name]; data != nil {
-			err = p.write(name, 0o644, int64(len(data)), bytes.NewReader(data))
-		} else {
-			err = p.file(name)
+		h, content, err := entryOf(root, name, entries[name])
+		if err != nil {
+			return "", err
 		}
+		if left -= h.Size; left < 0 {
+			err = tooLarge(limits)
+		} else if err = add(archive, h, content); err != nil && toolmesh.CodeOf(err) != toolmesh.CodeInstallFailed {
+			err = failed(reasonBundle, "%s cannot be packed: %w", name, err)
+		}
+		_ = content.Close()
 		if err != nil {
 			return "", err
 		}
 	}
-	if err := p.tar.Close(); err != nil {
+	if err := archive.Close(); err != nil {
 		return "", failed(reasonBundle, "the bundle cannot be written: %w", err)
 	}
 	return hex.EncodeToString(hash.Sum(nil)), nil
 }
 
-type packer struct {
-	tar    *tar.Writer
-	root   *os.Root
-	left   int64
-	limits Limits
-}
-
-func (p *packer) file(name string) error {
-	info, err := p.root.Lstat(name)
-	if err != nil {
-		return failed(reasonFolder, "%s cannot be read: %w", name, err)
+// entryOf is an entry of a bundle: the content of a file of [MetaDir], else a file of the tree.
+func entryOf(root *os.Root, name string, meta []byte) (*tar.Header, io.ReadCloser, error) {
+	h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(meta)), ModTime: time.Unix(0, 0)}
+	content := io.NopCloser(bytes.NewReader(meta))
+	if meta != nil {
+		return h, content, nil
 	}
+	info, err := root.Lstat(name)
 	switch {
+	case err != nil:
 	case info.Mode()&fs.ModeSymlink != 0:
-		target, err := p.root.Readlink(name)
-		if err != nil {
-			return failed(reasonFolder, "%s cannot be read: %w", name, err)
+		h.Typeflag, h.Mode = tar.TypeSymlink, 0o777
+		if h.Linkname, err = root.Readlink(name); err == nil {
+			h.Linkname, err = checkLink(name, h.Linkname)
+			return h, content, err
 		}
-		if target, err = checkLink(name, target); err != nil {
-			return err
-		}
-		return p.header(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777, ModTime: time.Unix(0, 0)})
 	case info.Mode().IsRegular():
-		f, err := p.root.Open(name)
-		if err != nil {
-			return failed(reasonFolder, "%s cannot be read: %w", name, err)
-		}
-		defer f.Close()
-		return p.write(name, int64(fileMode(info.Mode())), info.Size(), f)
+		h.Mode, h.Size = int64(fileMode(info.Mode())), info.Size()
+		content, err = root.Open(name)
 	default:
-		return failed(reasonUnsafe, "%s is neither a file nor a symbolic link", name)
+		return nil, nil, failed(reasonUnsafe, "%s is neither a file nor a symbolic link", name)
 	}
+	if err != nil {
+		return nil, nil, failed(reasonFolder, "%s cannot be read: %w", name, err)
+	}
+	return h, content, nil
 }
 
-func (p *packer) header(h *tar.Header) error {
-	if err := p.tar.WriteHeader(h); err != nil {
-		return failed(reasonBundle, "%s cannot be packed: %w", h.Name, err)
-	}
-	return nil
-}
-
-func (p *packer) write(name string, mode, size int64, r io.Reader) error {
-	if p.left -= size; p.left < 0 {
-		return tooLarge(p.limits)
-	}
-	if err := p.header(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: size, ModTime: time.Unix(0, 0)}); err != nil {
+// add writes an entry.
+func add(archive *tar.Writer, h *tar.Header, content io.Reader) error {
+	if err := archive.WriteHeader(h); err != nil {
 		return err
 	}
-	n, err := io.Copy(p.tar, io.LimitReader(r, size))
-	if err != nil {
-		return failed(reasonBundle, "%s cannot be packed: %w", name, err)
+	n, err := io.Copy(archive, io.LimitReader(content, h.Size))
+	if err == nil && n != h.Size {
+		err = failed(reasonFolder, "%s became shorter while it was packed; try again", h.Name)
 	}
-	if n != size {
-		return failed(reasonFolder, "%s became shorter while it was packed; try again", name)
-	}
-	return nil
+	return err
 }
 
 // Bounds on names, those of the common file systems.
@@ -191,8 +168,6 @@ func checkName(name string) error {
 		return bad("it is longer than 1024 bytes")
 	case !fs.ValidPath(name) || name == ".":
 		return bad("it is not a plain relative path in UTF-8")
-	case strings.ContainsAny(name, "\\:") && filepath.Separator == '\\':
-		return bad("it has a backslash or a colon")
 	case strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\\' }):
 		return bad("it has a control character or a backslash")
 	}
@@ -207,19 +182,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// isGit reports whether git sees a part of a name as .git on some file system: macOS ignores
-// some characters, Windows endings of names, and has a short form of it.
-func isGit(part string) bool {
-	part = strings.Map(func(r rune) rune {
-		if r >= 0x200c && r <= 0x200f || r >= 0x202a && r <= 0x202e || r >= 0x206a && r <= 0x206f || r == 0xfeff {
-			return -1
-		}
-		return r
-	}, part)
-	part, _, _ = strings.Cut(part, ":")
-	part = strings.ToLower(strings.TrimRight(part, " ."))
-	return part == ".git" || part == "git~1"
-}
+// isGit reports whether git sees a part of a name as its folder, on file systems that ignore case.
+func isGit(part string) bool { return strings.EqualFold(part, ".git") }
 
 // checkLink returns the clean target of a symbolic link, or refuses one that may
 // lead out of the tree. Going up is allowed only at the beginning, where it
@@ -246,27 +210,6 @@ func checkLink(name, target string) (string, error) {
 		}
 	}
 	return path.Clean(target), nil
-}
-
-// errTooLong ends the reading of an archive that is over its limit.
-var errTooLong = errors.New("archive over its limit")
-
-// boundedReader hashes its data and ends with ctx and at its limit.
-type boundedReader struct {
-	err  func() error // of the context
-	r    io.Reader
-	left int64
-}
-
-func (b *boundedReader) Read(p []byte) (int, error) {
-	if err := b.err(); err != nil {
-		return 0, err
-	}
-	n, err := b.r.Read(p)
-	if b.left -= int64(n); b.left < 0 {
-		return 0, errTooLong
-	}
-	return n, err
 }
 
 // extract unpacks a bundle into an empty folder and returns the names of its entries, and its
@@ -315,94 +258,81 @@ func (t *Tree) fill(ctx context.Context, limits Limits, pass func(h *tar.Header)
 func extractTar(ctx context.Context, r io.Reader, root *os.Root, limits Limits, pass func(h *tar.Header) bool) ([]string, error) {
 	// In addition to the files an archive has a header of 512 bytes, or three with
 	// extended records and their padding, for each entry.
-	r = &boundedReader{err: ctx.Err, r: r, left: limits.Bytes + int64(limits.Files)*4096 + 1<<16}
-	x := extractor{root: root, left: limits.Bytes, limits: limits, pass: pass}
-	err := x.all(tar.NewReader(r))
+	bounded := &io.LimitedReader{R: r, N: limits.Bytes + int64(limits.Files)*4096 + 1<<16}
+	names, err := extractAll(ctx, tar.NewReader(bounded), root, limits, pass)
 	if err == nil {
 		// The archive's end mark and everything after it count for the digest.
-		_, err = io.Copy(io.Discard, r)
+		_, err = io.Copy(io.Discard, bounded)
 	}
 	var own *toolmesh.Error
 	switch {
-	case err == nil:
-		return x.names, nil
 	case errors.As(err, &own), ctx.Err() != nil:
-		return nil, err
-	case errors.Is(err, errTooLong), errors.Is(err, zstd.ErrWindowSizeExceeded), errors.Is(err, zstd.ErrDecoderSizeExceeded):
+		return nil, cmp.Or(err, ctx.Err())
+	case bounded.N <= 0, errors.Is(err, zstd.ErrWindowSizeExceeded), errors.Is(err, zstd.ErrDecoderSizeExceeded):
 		return nil, tooLarge(limits)
+	case err != nil:
+		return nil, failed(reasonBundle, "the bundle is not readable: %w", err)
 	}
-	return nil, failed(reasonBundle, "the bundle is not readable: %w", err)
+	return names, nil
 }
 
-type extractor struct {
-	root   *os.Root
-	names  []string // of all entries
-	left   int64
-	limits Limits
-	pass   func(h *tar.Header) bool
-}
-
-// all extracts the entries; symbolic links are made last, so that no file can
+// extractAll extracts the entries; symbolic links are made last, so that no file can
 // be written through one.
-func (x *extractor) all(archive *tar.Reader) error {
-	links := map[string]string{}
-	for {
+func extractAll(ctx context.Context, archive *tar.Reader, root *os.Root, limits Limits, pass func(h *tar.Header) bool) (names []string, err error) {
+	links, left := map[string]string{}, limits.Bytes
+	for ctx.Err() == nil {
 		h, err := archive.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if x.pass != nil && x.pass(h) {
+		if pass != nil && pass(h) {
 			continue
 		}
 		if err := checkName(h.Name); err != nil {
-			return err
+			return nil, err
 		}
-		if x.names = append(x.names, h.Name); len(x.names) > x.limits.Files {
-			return tooMany(x.limits)
+		if names = append(names, h.Name); len(names) > limits.Files {
+			return nil, tooMany(limits)
 		}
 		if inMeta := h.Name == MetaDir || strings.HasPrefix(h.Name, MetaDir+"/"); inMeta && (h.Typeflag != tar.TypeReg || path.Dir(h.Name) != MetaDir) {
-			return failed(reasonUnsafe, "the entry %q is not a file in %s, which is reserved", h.Name, MetaDir)
+			return nil, failed(reasonUnsafe, "the entry %q is not a file in %s, which is reserved", h.Name, MetaDir)
 		}
-		if dir := path.Dir(h.Name); dir != "." {
-			if err := x.root.MkdirAll(dir, 0o755); err != nil {
-				return err
-			}
+		if err := root.MkdirAll(path.Dir(h.Name), 0o755); err != nil {
+			return nil, err
 		}
-		switch h.Typeflag {
-		case tar.TypeReg:
-			err = x.file(h, archive)
-		case tar.TypeSymlink:
+		switch mode := fs.FileMode(h.Mode); {
+		case h.Typeflag == tar.TypeSymlink:
 			links[h.Name], err = checkLink(h.Name, h.Linkname)
-		default:
+		case h.Typeflag != tar.TypeReg:
 			err = failed(reasonUnsafe, "the entry %q is neither a file nor a symbolic link", h.Name)
+		case mode != 0o644 && mode != 0o755:
+			err = failed(reasonUnsafe, "the entry %q has mode %o; only 644 and 755 are used", h.Name, h.Mode)
+		case h.Size < 0 || h.Size > left:
+			err = tooLarge(limits)
+		default:
+			left -= h.Size
+			err = extractFile(root, h.Name, mode, archive)
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
 	for name, target := range links {
-		if err := x.root.Symlink(target, name); err != nil {
-			return err
+		if err := root.Symlink(target, name); err != nil {
+			return nil, err
 		}
 	}
-	return nil
+	return names, ctx.Err()
 }
 
-func (x *extractor) file(h *tar.Header, r io.Reader) error {
-	mode := fs.FileMode(h.Mode)
-	if mode != 0o644 && mode != 0o755 {
-		return failed(reasonUnsafe, "the entry %q has mode %o; only 644 and 755 are used", h.Name, h.Mode)
-	}
-	if x.left -= h.Size; h.Size < 0 || x.left < 0 {
-		return errTooLong
-	}
-	f, err := x.root.OpenFile(h.Name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+func extractFile(root *os.Root, name string, mode fs.FileMode, content io.Reader) error {
+	f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, r)
+	_, err = io.Copy(f, content)
 	return errors.Join(err, f.Close())
 }

@@ -41,17 +41,17 @@ func TestPackUnpack(t *testing.T) {
 	data, digest := pack(t, dir, files, meta)
 
 	dest, own := filepath.Join(t.TempDir(), "deep", "dest"), filepath.Join(t.TempDir(), "own")
-	if err := Unpack(t.Context(), bytes.NewReader(data), dest, own, digest); err != nil {
+	if err := unpack(t.Context(), bytes.NewReader(data), dest, own, digest, defaultLimits); err != nil {
 		t.Fatal(err)
 	}
 	slices.Sort(files)
 	if diff := cmp.Diff(files, onDisk(t, dest)); diff != "" {
 		t.Errorf("unpacked (-want +got):\n%s", diff)
 	}
-	names, kept, err := Unpacked(own)
-	slices.Sort(names)
+	kept, err := read(own)
+	slices.Sort(kept.Files)
 	meta["empty"] = []byte{}
-	if diff := cmp.Diff(files, names) + cmp.Diff(meta, kept); diff != "" || err != nil {
+	if diff := cmp.Diff(files, kept.Files) + cmp.Diff(meta, kept.Meta); diff != "" || err != nil {
 		t.Errorf("the agent's own folder has %v (-want +got):\n%s", err, diff)
 	}
 	for name, text := range map[string]string{"pkg/data.txt": "x\r\ny\n", files[slices.IndexFunc(files, func(f string) bool { return strings.HasPrefix(f, "long/") })]: "deep"} {
@@ -65,7 +65,7 @@ func TestPackUnpack(t *testing.T) {
 	if target, err := os.Readlink(filepath.Join(dest, "link")); err != nil || target != "pkg/data.txt" {
 		t.Errorf("link is %q, %v", target, err)
 	}
-	err = Unpack(t.Context(), bytes.NewReader(data), dest, own, digest)
+	err = unpack(t.Context(), bytes.NewReader(data), dest, own, digest, defaultLimits)
 	wantFailed(t, err, reasonExists)
 	if !errors.Is(err, fs.ErrExist) {
 		t.Errorf("an existing folder: %v, want fs.ErrExist in the chain", err)
@@ -282,7 +282,7 @@ func TestUnpackDamaged(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Unpack(ctx, bytes.NewReader(data), filepath.Join(t.TempDir(), "x"), filepath.Join(t.TempDir(), "own"), digest); !errors.Is(err, context.Canceled) {
+	if err := unpack(ctx, bytes.NewReader(data), filepath.Join(t.TempDir(), "x"), filepath.Join(t.TempDir(), "own"), digest, defaultLimits); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
@@ -295,7 +295,7 @@ func TestUnpackTogether(t *testing.T) {
 	dest, own := filepath.Join(t.TempDir(), "dest"), filepath.Join(t.TempDir(), "own")
 	results := make(chan error)
 	for range 8 {
-		go func() { results <- Unpack(t.Context(), bytes.NewReader(data), dest, own, digest) }()
+		go func() { results <- unpack(t.Context(), bytes.NewReader(data), dest, own, digest, defaultLimits) }()
 	}
 	made := 0
 	for range 8 {

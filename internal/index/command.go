@@ -28,16 +28,18 @@ type Command struct {
 	// Parameters are the names that the template refers to, in its order.
 	Parameters []string
 
-	words  []word
+	groups []group
 	inputs map[string]input
 }
 
-// word is an element of a template, or a group of them that is left out as a
-// whole.
-type word struct {
-	pieces []piece
-	group  []word // not nil: a group
+// group is an element of a template, or several of them that are left out as a whole.
+type group struct {
+	elements [][]piece
+	optional bool
 }
+
+// pieces are those of all elements.
+func (g group) pieces() []piece { return slices.Concat(g.elements...) }
 
 // piece is a part of an element: text, or a parameter.
 type piece struct {
@@ -81,14 +83,7 @@ func (r *reader) addCommands(m *Manifest, commands map[string]map[string]any) {
 			r.problem("["+s.name+"]", "is no name for a command: write letters, digits, _ and -, in parts of at most 64 with dots between")
 			continue
 		}
-		c := r.command(s)
-		if !m.lists(name) {
-			m.Tools = append(m.Tools, name)
-		}
-		if m.commands == nil {
-			m.commands = map[string]*Command{}
-		}
-		m.commands[name] = c
+		m.declare(name, Tool{Command: r.command(s)})
 	}
 	if len(m.Tools) > maxTools {
 		r.problem("["+r.table+"]", "has %d tools with its commands; at most %d are possible", len(m.Tools), maxTools)
@@ -118,25 +113,15 @@ func (r *reader) command(s *section) *Command {
 	return c
 }
 
-// each calls see with every piece of a word.
-func (w word) each(see func(p piece)) {
-	for _, p := range w.pieces {
-		see(p)
-	}
-	for _, inner := range w.group {
-		inner.each(see)
-	}
-}
-
-// template reads the words of a command, and which parameters they refer to.
+// template reads the elements of a command, and which parameters they refer to.
 func (r *reader) template(s *section, c *Command, template []any) {
 	key, count := s.key("command"), 0
 	for i, item := range template {
-		texts, grouped := item.([]any)
-		if !grouped {
+		var g group
+		var texts []any
+		if texts, g.optional = item.([]any); !g.optional {
 			texts = []any{item}
 		}
-		var words []word
 		parameters := 0
 		for _, one := range texts {
 			text, ok := one.(string)
@@ -149,28 +134,25 @@ func (r *reader) template(s *section, c *Command, template []any) {
 				return
 			}
 			count++
-			w := word{pieces: piecesOf(text)}
-			w.each(func(p piece) {
+			element := piecesOf(text)
+			for _, p := range element {
 				if p.param == "" {
-					return
+					continue
 				}
 				parameters++
 				if len(c.Parameters) <= maxWords && !slices.Contains(c.Parameters, p.param) {
 					c.Parameters = append(c.Parameters, p.param)
 				}
-				if p.gate && !grouped {
+				if p.gate && !g.optional {
 					r.problem(key, "has {%s?} outside of a group, as item %d: it decides whether its group is there, so write [\"--flag\", \"{%s?}\"]", p.param, i+1, p.param)
 				}
-			})
-			words = append(words, w)
-		}
-		if grouped {
-			if parameters == 0 {
-				r.problem(key, "has a group as item %d without a parameter: it would never be left out, so write its texts without brackets", i+1)
 			}
-			words = []word{{group: words}}
+			g.elements = append(g.elements, element)
 		}
-		c.words = append(c.words, words...)
+		if g.optional && parameters == 0 {
+			r.problem(key, "has a group as item %d without a parameter: it would never be left out, so write its texts without brackets", i+1)
+		}
+		c.groups = append(c.groups, g)
 	}
 	if count > maxWords || len(c.Parameters) > maxWords {
 		r.problem(key, "has more than %d elements or parameters", maxWords)
@@ -179,8 +161,8 @@ func (r *reader) template(s *section, c *Command, template []any) {
 		r.problem(key, `must name a program: command = ["program", "{parameter}"]`)
 		return
 	}
-	if first := c.words[0].pieces; len(first) == 1 && first[0].param == "" {
-		c.Program = first[0].text
+	if first := c.groups[0]; !first.optional && len(first.elements[0]) == 1 { // of a parameter the text is empty
+		c.Program = first.elements[0][0].text
 	}
 	if c.Program == "" {
 		r.problem(key, "must begin with the program, a text without parameters")
@@ -226,13 +208,12 @@ func piecesOf(text string) []piece {
 // switch.
 func (c *Command) grouped(name string) (optional, gate bool) {
 	optional, gate = true, true
-	for _, w := range c.words {
-		w.each(func(p piece) {
+	for _, g := range c.groups {
+		for _, p := range g.pieces() {
 			if p.param == name {
-				optional = optional && w.group != nil
-				gate = gate && p.gate
+				optional, gate = optional && g.optional, gate && p.gate
 			}
-		})
+		}
 	}
 	return optional, gate
 }

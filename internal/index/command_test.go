@@ -63,7 +63,7 @@ func TestCommands(t *testing.T) {
 	if len(m.Warnings) > 0 {
 		t.Errorf("warnings %q", m.Warnings)
 	}
-	if m.Command("text.count") != nil || m.Function("text.count") != "text.count" || m.Function("grep") != "" {
+	if m.Tool("text.count").Command != nil || m.Tool("text.count").Function != "text.count" || m.Tool("grep").Function != "" {
 		t.Error("a function is not told from a command")
 	}
 	for name, want := range map[string]string{
@@ -75,18 +75,18 @@ func TestCommands(t *testing.T) {
 		"git.log": `{"type":"object","properties":{"by":{"type":"string"}},"required":["by"],"additionalProperties":false}`,
 		"whole":   `{"additionalProperties":false,"properties":{"a":{"default":3,"type":["integer","null"]}},"type":"object"}`,
 	} {
-		c := m.Command(name)
+		c := m.Tool(name).Command
 		if diff := cmp.Diff(decoded(t, want), decoded(t, string(c.Input))); diff != "" {
 			t.Errorf("input of %s (-want +got):\n%s", name, diff)
 		}
-		d, err := m.Descriptor(tool.IndexRef{Name: "i", Revision: "r"}, name, Introspected{InputSchema: c.Input, OutputSchema: c.Output, Positional: c.Parameters, Streaming: c.Streaming})
+		d, err := m.Descriptor(tool.IndexRef{Name: "i", Revision: "r"}, name, tool.Descriptor{InputSchema: c.Input, OutputSchema: c.Output, Positional: c.Parameters, Annotations: tool.Annotations{Streaming: c.Streaming}})
 		if err != nil {
 			t.Errorf("descriptor of %s: %v", name, err)
 		} else if name == "grep" && (d.Description != "Lines that match." || !d.Annotations.ReadOnly || string(d.OutputSchema) != `{"type":"string"}`) {
 			t.Errorf("descriptor of %s: %+v", name, d)
 		}
 	}
-	if c := m.Command("git.log"); !c.Streaming || c.Text || string(c.Output) != `{"type":"object"}` {
+	if c := m.Tool("git.log").Command; !c.Streaming || c.Text || string(c.Output) != `{"type":"object"}` {
 		t.Errorf("git.log is %+v", c)
 	}
 	only := load(t, "tools.toml", "[index]\n[tool.date]\ncommand = [\"date\"]\n")
@@ -113,7 +113,7 @@ func TestArgv(t *testing.T) {
 		{"whole", `{"a":null}`, []string{"./run"}},
 		{"whole", `{"a":{"b":[1, 2]}}`, []string{"./run", `{"b":[1,2]}`}},
 	} {
-		got, err := m.Command(tt.tool).Argv(json.RawMessage(tt.args))
+		got, err := m.Tool(tt.tool).Command.Argv(json.RawMessage(tt.args))
 		if err != nil {
 			t.Errorf("%s %s: %v", tt.tool, tt.args, err)
 			continue
@@ -132,7 +132,7 @@ func TestArgv(t *testing.T) {
 		{"grep", `{"pattern":"` + strings.Repeat("x", 200_000) + `"}`, "/pattern"},
 		{"git.log", `{"by":"\u0000"}`, ""},
 	} {
-		got, err := m.Command(tt.tool).Argv(json.RawMessage(tt.args))
+		got, err := m.Tool(tt.tool).Command.Argv(json.RawMessage(tt.args))
 		e := toolmesh.AsError(err)
 		if e == nil || e.Code != toolmesh.CodeInvalidArguments || e.Started != toolmesh.StartedNo {
 			t.Errorf("%s %.80s: %.80q, %v; want invalid_arguments, not started", tt.tool, tt.args, got, err)
@@ -197,17 +197,17 @@ func FuzzArgv(f *testing.F) {
 			return
 		}
 		m, err := LoadFS(files("tools.toml", "[index]\n[tool.c]\ncommand = "+command+"\n"))
-		if err != nil || m.Command("c") == nil {
+		if err != nil || m.Tool("c").Command == nil {
 			return
 		}
-		argv, err := m.Command("c").Argv(json.RawMessage(args))
+		argv, err := m.Tool("c").Command.Argv(json.RawMessage(args))
 		if err != nil {
 			if code := toolmesh.CodeOf(err); code != toolmesh.CodeInvalidArguments {
 				t.Fatalf("%v: want invalid_arguments", err)
 			}
 			return
 		}
-		if len(argv) == 0 || argv[0] != m.Command("c").Program {
+		if len(argv) == 0 || argv[0] != m.Tool("c").Command.Program {
 			t.Fatalf("%q does not begin with the program", argv)
 		}
 		for _, one := range argv {

@@ -73,11 +73,11 @@ env_vars:
 		Tools: []string{"mail.send", "mail.read", "pkg.sub.count"},
 		Env: []EnvVar{
 			{Name: "MAIL_ADDRESS", Tools: []string{"mail.send"}},
-			{Name: "MAIL_PASSWORD", Tools: []string{"mail.send", "mail.read"}},
+			{Name: "MAIL_PASSWORD", Tools: []string{"mail.read", "mail.send"}},
 			{Name: "MAIL_URL"},
 		},
 	}, m)
-	if d, err := m.Descriptor(tool.IndexRef{Name: "mail", Revision: "r"}, "mail.send", Introspected{Description: "Send."}); err != nil || d.ID != "mail.mail.send" {
+	if d, err := m.Descriptor(tool.IndexRef{Name: "mail", Revision: "r"}, "mail.send", tool.Descriptor{Description: "Send."}); err != nil || d.ID != "mail.mail.send" {
 		t.Errorf("descriptor %v, %v", d, err)
 	}
 
@@ -225,15 +225,15 @@ idempotent = true
 		Warnings: []string{`unknown key "timeut" in [tool.toolmesh]; did you mean "timeout"?`},
 	}, m)
 	for name, want := range map[string]string{"today": "sky.forecast.today", "again": "sky.forecast.today", "radar.image": "sky.maps.radar"} {
-		if got := m.Function(name); got != want {
+		if got := m.Tool(name).Function; got != want {
 			t.Errorf("the function of %s is %s, want %s", name, got, want)
 		}
 	}
-	d, err := m.Descriptor(tool.IndexRef{Name: "sky", Revision: "r"}, "today", Introspected{})
+	d, err := m.Descriptor(tool.IndexRef{Name: "sky", Revision: "r"}, "today", tool.Descriptor{})
 	if err != nil || d.ID != "sky.today" || d.Annotations.Timeout != 2*time.Second {
 		t.Errorf("descriptor %+v, %v; want the id sky.today and two seconds", d, err)
 	}
-	if d, err = m.Descriptor(tool.IndexRef{Name: "sky", Revision: "r"}, "radar.image", Introspected{}); err != nil || !d.Annotations.Idempotent {
+	if d, err = m.Descriptor(tool.IndexRef{Name: "sky", Revision: "r"}, "radar.image", tool.Descriptor{}); err != nil || !d.Annotations.Idempotent {
 		t.Errorf("descriptor %+v, %v; want an idempotent tool", d, err)
 	}
 }
@@ -295,11 +295,11 @@ if __name__ == "__main__":
 	if !m.IsScript() {
 		t.Error("it is no script")
 	}
-	d, err := m.Descriptor(tool.IndexRef{Name: "words", Revision: "r"}, "tool.count", Introspected{})
+	d, err := m.Descriptor(tool.IndexRef{Name: "words", Revision: "r"}, "tool.count", tool.Descriptor{})
 	if err != nil || d.ID != "words.tool.count" || d.Annotations.Timeout != 3*time.Second {
 		t.Errorf("descriptor %+v, %v", d, err)
 	}
-	if d, err := m.Descriptor(tool.IndexRef{Name: "words", Revision: "r"}, "tool.shout", Introspected{}); err != nil || !d.Annotations.Idempotent {
+	if d, err := m.Descriptor(tool.IndexRef{Name: "words", Revision: "r"}, "tool.shout", tool.Descriptor{}); err != nil || !d.Annotations.Idempotent {
 		t.Errorf("descriptor %+v, %v", d, err)
 	}
 	listed := load(t, "my-tool.py", "\ufeff# /// script\r\n# [tool.toolmesh]\r\n# tools = [\"made\", \"my-tool.f\"]\r\n# ///\r\nmade = 1\r\n")
@@ -401,7 +401,7 @@ func fuzzed(t *testing.T, file, text string) {
 		t.Fatal("a manifest without tools was accepted")
 	}
 	for _, name := range m.Tools {
-		if _, err := m.Descriptor(tool.IndexRef{Name: "i", Revision: "r"}, name, Introspected{}); err != nil {
+		if _, err := m.Descriptor(tool.IndexRef{Name: "i", Revision: "r"}, name, tool.Descriptor{}); err != nil {
 			t.Fatalf("descriptor of %q: %v", name, err)
 		}
 	}

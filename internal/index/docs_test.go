@@ -68,7 +68,7 @@ func TestThePageOfIndexes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := m.Command("resize")
+	c := m.Tool("resize").Command
 	for args, want := range map[string]string{
 		`{"file":"a.png","width":80,"to":"-b.png"}`:              "convert a.png -resize 80x80 -- -b.png",
 		`{"file":"a.png","width":80,"quality":7,"to":"b c.png"}`: "convert a.png -resize 80x80 -quality 7 -- b c.png",
@@ -107,7 +107,7 @@ func TestThePageOfIndexesHasEveryKey(t *testing.T) {
 	}
 	r := new(reader)
 	one := &section{reader: r, values: map[string]any{}, known: []string{"description"}}
-	r.declared(one, new(declared))
+	r.declared(one, new(Tool))
 	if diff := cmp.Diff(slices.Sorted(slices.Values(one.known)), rows(ofTool)); diff != "" {
 		t.Errorf("keys of a tool (-code +page):\n%s", diff)
 	}

@@ -11,15 +11,14 @@ import (
 // entryGroup is the group of entry points that are tools.
 const entryGroup = "toolmesh.tools"
 
-// entryLoader reads a Python project that names its tools as entry points.
-type entryLoader struct{}
-
-func (entryLoader) find(fsys fs.FS) string {
-	if firstFile(fsys, "pyproject.toml") == "" {
+// findEntries finds a Python project that names its tools as entry points.
+func findEntries(fsys fs.FS) string {
+	// A file that cannot be read names no tools: the next reader of it says why.
+	data, err := readBounded(fsys, firstFile(fsys, "pyproject.toml"))
+	if err != nil {
 		return ""
 	}
-	// A file that cannot be read names no tools: the next reader of it says why.
-	project, err := readProject(fsys)
+	project, err := readProject(data)
 	if err != nil || project.Project.EntryPoints[entryGroup] == nil && !unquoted(project) {
 		return ""
 	}
@@ -34,16 +33,16 @@ func unquoted(project *pyproject) bool {
 	return ok && nested
 }
 
-// load reads the entry points, and [tool.toolmesh] for everything else. A tool's
+// loadEntries reads the entry points, and [tool.toolmesh] for everything else. A tool's
 // name is its entry's. An entry that is not a function does not affect the others, and
 // neither does one whose function is missing.
-func (entryLoader) load(fsys fs.FS, file string) (*Manifest, error) {
-	project, err := readProject(fsys)
+func loadEntries(data []byte, file string) (*Manifest, error) {
+	project, err := readProject(data)
 	if err != nil {
 		return nil, err
 	}
 	r := &reader{table: "tool.toolmesh", tool: "tool.toolmesh.tool"}
-	m := &Manifest{Convention: file, functions: map[string]string{}, refused: map[string]string{}}
+	m := &Manifest{Convention: file}
 	const group = `[project.entry-points."` + entryGroup + `"]`
 	entries, ok := project.Project.EntryPoints[entryGroup].(map[string]any)
 	switch {
@@ -57,14 +56,11 @@ func (entryLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 		r.problem(group, "names %d tools; at most %d are possible", len(entries), maxTools)
 		entries = nil
 	}
-	good := 0
 	var wrong []string
 	for _, name := range slices.Sorted(maps.Keys(entries)) {
 		function, why := entryFunction(name, entries[name])
 		if why == "" {
-			m.Tools = append(m.Tools, name)
-			m.functions[name] = function
-			good++
+			m.declare(name, Tool{Function: function})
 			continue
 		}
 		wrong = append(wrong, why)
@@ -72,10 +68,9 @@ func (entryLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 			r.warnings.add(group + " has " + why)
 			continue
 		}
-		m.Tools = append(m.Tools, name)
-		m.refused[name] = "its entry point is " + why
+		m.declare(name, Tool{Refused: "its entry point is " + why})
 	}
-	if good == 0 { // nothing can be served
+	if len(wrong) == len(entries) { // nothing can be served
 		for _, why := range wrong {
 			r.problem(group, "has %s", why)
 		}

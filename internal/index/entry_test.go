@@ -25,12 +25,12 @@ timeout = "2s"
 	for name, want := range map[string]string{
 		"extras": "extras", "number": "a whole number", "whisper": `whisper = "epx.core:K.w", which is not a function of its module`,
 	} {
-		if got := m.Refused(name); !strings.Contains(got, want) || m.Function(name) != "" {
-			t.Errorf("%s is refused for %q and is the function %q; want %q and none", name, got, m.Function(name), want)
+		if got := m.Tool(name).Refused; !strings.Contains(got, want) || m.Tool(name).Function != "" {
+			t.Errorf("%s is refused for %q and is the function %q; want %q and none", name, got, m.Tool(name).Function, want)
 		}
 	}
-	if m.Refused("shout") != "" || m.Function("shout") != "epx.core.shout" {
-		t.Errorf("shout is refused for %q and is the function %q", m.Refused("shout"), m.Function("shout"))
+	if m.Tool("shout").Refused != "" || m.Tool("shout").Function != "epx.core.shout" {
+		t.Errorf("shout is refused for %q and is the function %q", m.Tool("shout").Refused, m.Tool("shout").Function)
 	}
 	if len(m.Warnings) != 1 || !strings.Contains(m.Warnings[0], "no tool") {
 		t.Errorf("warnings %q, want one of what cannot be listed", m.Warnings)

@@ -33,8 +33,6 @@ type Tree struct {
 	// Revision names the content: the full commit of a git source, else the
 	// digest of the bundle of the files alone.
 	Revision string
-	// Rev is the revision that was asked for, "" for the default.
-	Rev string
 	// Warnings are texts for people, e.g. a submodule that was left out.
 	Warnings []string
 }
@@ -191,7 +189,7 @@ func fetchFile(ctx context.Context, file, dest string, limits Limits) (*Tree, er
 	if err != nil {
 		return nil, failed(reasonFolder, "the file %s cannot be copied: %w", file, err)
 	}
-	tree.Revision, err = treeDigest(ctx, dest, tree.Files, limits)
+	tree.Revision, err = writeTar(ctx, io.Discard, dest, tree.Files, nil, limits)
 	return tree, err
 }
 

@@ -21,6 +21,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -54,38 +55,24 @@ const (
 	maxStderr = 8 << 10
 )
 
-// machineVariables and ownVariables are the variables of our environment for git, ssh, their helpers
-// and proxies, in upper case; the families are the prefixes of further ones. They get no others,
-// as the fetched repository influences what they do. A git apart gets those of the machine, and
-// if it talks to a server those of certificates, with copies of their files.
+// machineVariables, certificates and ownVariables are the variables of our environment for git, ssh,
+// their helpers and proxies. They get no others, as the fetched repository influences what they do.
+// A git apart gets those of the machine, and if it talks to a server those of certificates, with
+// copies of their files.
 var (
-	machineVariables = []string{
-		"PATH", "TZ", "LD_LIBRARY_PATH", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY",
-	}
-	ownVariables = []string{
-		"HOME", "USER", "LOGNAME", "TMPDIR", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "XDG_CONFIG_HOME", "XDG_CACHE_HOME",
-		"XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME", "KRB5_CONFIG",
-		"SYSTEMROOT", "WINDIR", "COMSPEC", "PATHEXT", "TEMP", "TMP", "USERPROFILE", "HOMEDRIVE", "HOMEPATH", "APPDATA", "LOCALAPPDATA", "PROGRAMDATA",
-	}
-	machineFamilies = []string{"GIT_HTTP_", "GIT_EXEC_PATH"}
-	certificates    = []string{"GIT_SSL_", "GIT_PROXY_SSL_", "SSL_CERT_", "CURL_CA_BUNDLE"}
-	ownFamilies     = []string{"GIT_CONFIG_", "GIT_SSH"}
+	machineVariables = regexp.MustCompile(`^(?i:PATH|TZ|LD_LIBRARY_PATH|(?:HTTP|HTTPS|ALL|NO)_PROXY)=|^GIT_(?:HTTP_|EXEC_PATH)`)
+	certificates     = regexp.MustCompile(`^(?:GIT_SSL_|GIT_PROXY_SSL_|SSL_CERT_|CURL_CA_BUNDLE)`)
+	ownVariables     = regexp.MustCompile(`^(?i:HOME|USER|LOGNAME|TMPDIR|SSH_AUTH_SOCK|SSH_AGENT_PID|XDG_(?:CONFIG_HOME|CACHE_HOME|RUNTIME_DIR)|` +
+		`DBUS_SESSION_BUS_ADDRESS|KRB5CCNAME|KRB5_CONFIG)=|^GIT_(?:CONFIG_|SSH)`)
+	ownSSH = regexp.MustCompile(`^GIT_SSH(?:_COMMAND)?=`)
 )
 
 // environ returns git's part of an environment.
 func (g git) environ(all []string) []string {
-	names, families := machineVariables, machineFamilies
-	if g.apart == nil {
-		names, families = slices.Concat(names, ownVariables), slices.Concat(families, certificates, ownFamilies)
-	}
 	return slices.DeleteFunc(all, func(line string) bool {
-		name, _, _ := strings.Cut(line, "=")
-		return !slices.Contains(names, strings.ToUpper(name)) && !isOf(families, name)
+		own := g.apart == nil && (certificates.MatchString(line) || ownVariables.MatchString(line))
+		return !own && !machineVariables.MatchString(line)
 	})
-}
-
-func isOf(families []string, name string) bool {
-	return slices.ContainsFunc(families, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 // output runs git in dir and returns its standard output.
@@ -114,9 +101,7 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Wri
 	argv := slices.Concat([]string{g.command}, hardened, g.pin.settings(), args)
 	env := append(append(g.environ(os.Environ()), g.environment...), "GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=", "SSH_ASKPASS=", "GCM_INTERACTIVE=never",
 		"GIT_ALLOW_PROTOCOL="+cmp.Or(g.protocols, allowed), "GIT_OPTIONAL_LOCKS=0", "GIT_NO_LAZY_FETCH=1", "LC_ALL=C", "LANGUAGE=")
-	if !slices.ContainsFunc(env, func(kv string) bool {
-		return strings.HasPrefix(kv, "GIT_SSH_COMMAND=") || strings.HasPrefix(kv, "GIT_SSH=")
-	}) {
+	if !slices.ContainsFunc(env, ownSSH.MatchString) {
 		env = append(env, "GIT_SSH_COMMAND=ssh -oBatchMode=yes -oConnectTimeout=20")
 	}
 	for _, setting := range g.settings {
@@ -149,7 +134,14 @@ func (g git) here(ctx context.Context, dir string, argv, env []string, out io.Wr
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	var said tail
 	cmd.Dir, cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = dir, env, strings.NewReader(g.input), out, &said
-	endWholeGroup(cmd)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { // also the helpers that git starts, such as ssh
+		err := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		if errors.Is(err, syscall.ESRCH) {
+			return os.ErrProcessDone
+		}
+		return err
+	}
 	cmd.WaitDelay = 2 * time.Second
 	if err = cmd.Run(); errors.Is(err, os.ErrNotExist) && cmd.Process == nil {
 		err = exec.ErrNotFound
@@ -322,7 +314,7 @@ func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, re
 	if err != nil {
 		return nil, err
 	}
-	tree := &Tree{Dir: dest, Rev: rev}
+	tree := &Tree{Dir: dest}
 	err = reader.checkout(ctx, store, found, tree, limits)
 	var ge *gitError
 	switch {

@@ -13,26 +13,19 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 )
 
-// legacyLoader reads the manifest that older indexes have: TOOLS.yml.
-type legacyLoader struct{}
-
-func (legacyLoader) find(fsys fs.FS) string { return firstFile(fsys, "TOOLS.yml", "TOOLS.yaml") }
+func findLegacy(fsys fs.FS) string { return firstFile(fsys, "TOOLS.yml", "TOOLS.yaml") }
 
 // legacyExample is an example of a TOOLS.yml, for messages.
 const legacyExample = "tools: [\"module.function\"]"
 
-// load reads a TOOLS.yml: description, tools, and env_vars, which maps
-// variables to the tools that use them. Its readers never held an index to the
+// loadLegacy reads the manifest that older indexes have, TOOLS.yml: description, tools, and
+// env_vars, which maps variables to the tools that use them. Its readers never held an index to the
 // variables, so none is required.
-func (legacyLoader) load(fsys fs.FS, file string) (*Manifest, error) {
-	data, err := readBounded(fsys, file)
-	if err != nil {
-		return nil, err
-	}
+func loadLegacy(data []byte, file string) (*Manifest, error) {
 	var top map[string]any
 	var root yaml.Node
 	documents := yaml.NewDecoder(bytes.NewReader(data))
-	err = documents.Decode(&root)
+	err := documents.Decode(&root)
 	if err == nil {
 		err = checkMappings(&root)
 	}
@@ -50,16 +43,14 @@ func (legacyLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 	if text, ok := top["tools"].(string); ok {
 		top["tools"] = []any{text}
 	}
-	r := &reader{table: file, tool: "tool", repeated: map[int]bool{}}
+	r := &reader{table: file, tool: "tool"}
 	s := &section{reader: r, values: top, known: []string{"env_vars"}}
 	m := &Manifest{Convention: file}
 	s.text("description", &m.Description)
-	s.list("tools", &m.Tools)
-	r.toolNames(s, m.Tools, badToolName)
+	r.toolNames(s, r.listTools(m, s), badToolName)
 	r.legacyVars(m, top["env_vars"])
-	for at := range r.repeated {
-		v := &m.Env[at]
-		v.Tools = slices.Compact(slices.Sorted(slices.Values(v.Tools)))
+	for at, v := range m.Env {
+		m.Env[at].Tools = slices.Compact(slices.Sorted(slices.Values(v.Tools)))
 	}
 	s.close()
 	return r.done(m, file)
@@ -130,7 +121,6 @@ func (r *reader) legacyVar(m *Manifest, name string, tools any) {
 		m.Env = append(m.Env, EnvVar{Name: name, Tools: known})
 		return
 	}
-	r.repeated[at] = true
 	v := &m.Env[at]
 	if len(known) == 0 || len(v.Tools) == 0 {
 		v.Tools = nil // all

@@ -54,55 +54,44 @@ type Manifest struct {
 	// Warnings are texts for people, e.g. an unknown key.
 	Warnings []string
 
-	defaults  declared
-	declared  map[string]declared // by tool, with the defaults in it
-	functions map[string]string   // module.function of the tools that have another name
-	commands  map[string]*Command // by tool
-	refused   map[string]string   // why a declared tool can never be served, by tool
-	script    bool                // the dependencies are the manifest's own
-	listed    map[string]bool     // the first of Tools, as many as counted says
-	counted   int
+	tools  map[string]Tool // by name
+	script bool            // the dependencies are the manifest's own
 }
 
-// lists reports whether a tool is declared. It notes those that were declared since it was called last.
+// Tool is a declared tool. Its annotations replace those of the code.
+type Tool struct {
+	tool.Annotations
+	// Function is the Python function behind it, as module.function; empty for a command, and for a
+	// tool that is refused.
+	Function string
+	// Command is the program behind it; nil for a function.
+	Command *Command
+	// Refused is the fault of its declaration; empty for a tool that can be served.
+	Refused string
+
+	description string
+	metadata    map[string]any
+	ownTTL      bool // cache_ttl is said of this tool, not of all
+}
+
+// Tool returns a declared tool.
+func (m *Manifest) Tool(name string) Tool { return m.tools[name] }
+
+// declare adds a tool, or declares it anew.
+func (m *Manifest) declare(name string, t Tool) {
+	if m.tools == nil {
+		m.tools = map[string]Tool{}
+	}
+	if !m.lists(name) {
+		m.Tools = append(m.Tools, name)
+	}
+	m.tools[name] = t
+}
+
 func (m *Manifest) lists(name string) bool {
-	if m.listed == nil {
-		m.listed = make(map[string]bool, len(m.Tools))
-	}
-	for ; m.counted < len(m.Tools); m.counted++ {
-		m.listed[m.Tools[m.counted]] = true
-	}
-	return m.listed[name]
+	_, ok := m.tools[name]
+	return ok
 }
-
-// Function is the Python function behind a tool, as module.function; "" for a
-// command, and for a tool that is refused.
-func (m *Manifest) Function(name string) string {
-	if m.commands[name] != nil || m.refused[name] != "" {
-		return ""
-	}
-	if function, ok := m.functions[name]; ok {
-		return function
-	}
-	return name
-}
-
-// NamesOf returns the tools that are a Python function, in their order.
-func (m *Manifest) NamesOf(function string) []string {
-	var names []string
-	for _, name := range m.Tools {
-		if m.Function(name) == function {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
-// Refused is the fault of a tool's declaration, "" for one that can be served.
-func (m *Manifest) Refused(name string) string { return m.refused[name] }
-
-// Command is the program behind a tool, nil for a function.
-func (m *Manifest) Command(name string) *Command { return m.commands[name] }
 
 // IsScript reports whether the index is a single file, whose dependencies are
 // Requirements and nothing next to it.
@@ -147,68 +136,40 @@ func ParsePath(text string) (Path, error) {
 	return p, p.Check()
 }
 
-// declared is the manifest's declaration of a tool, which replaces its code's.
-type declared struct {
-	tool.Annotations
-	description string
-	metadata    map[string]any
-	ownTTL      bool // cache_ttl is said of this tool, not of all
-}
-
-// declaredOf returns the declaration of a tool, or the one for all other tools.
-func (m *Manifest) declaredOf(name string) declared {
-	if d, ok := m.declared[name]; ok {
-		return d
+// Descriptor completes the description of a tool by its code with the manifest, which wins. ref's
+// name becomes the first part of the id. An undeclared name, a resource key with an unknown
+// parameter and a schema that does not compile are install_failed. Such a tool is described all the
+// same if it can be: without its key, and if need be without all of its annotations.
+func (m *Manifest) Descriptor(ref tool.IndexRef, name string, code tool.Descriptor) (d *tool.Descriptor, err error) {
+	if !m.lists(name) {
+		return nil, failed(reasonManifest, "%s does not declare the tool %q", m.Convention, name)
 	}
-	return m.defaults
-}
-
-// Introspected is the description of a tool by its own code.
-type Introspected struct {
-	Description  string
-	InputSchema  json.RawMessage
-	OutputSchema json.RawMessage
-	Positional   []string
-	VarArgs      string
-	Streaming    bool
-	Source       tool.Source // defaults to "import"
-	Warnings     []string
-}
-
-// Descriptor merges the description by a tool's code with the manifest, which wins,
-// and checks the result. ref's name becomes the first part of the id. An
-// undeclared name, a resource key with an unknown parameter and a schema that
-// does not compile are install_failed.
-func (m *Manifest) Descriptor(ref tool.IndexRef, name string, code Introspected) (*tool.Descriptor, error) {
-	d, err := m.merge(ref, name, code)
-	if err == nil {
-		err = check(d)
+	own, streaming := m.Tool(name), code.Annotations.Streaming
+	d = &code
+	d.ID, d.Name, d.Index = subjects.ToolID(string(ref.Name)+"."+name), name, &ref
+	d.Description, d.Source = cmp.Or(own.description, d.Description), cmp.Or(d.Source, tool.SourceImport)
+	d.Annotations = own.Annotations
+	d.Annotations.Streaming = streaming
+	if streaming && !own.ownTTL {
+		d.Annotations.CacheTTL = 0 // a declaration for all tools applies to those that can have it
 	}
-	if err != nil {
-		return nil, err
+	if len(own.metadata) > 0 {
+		d.Metadata, _ = json.Marshal(own.metadata) // it was written as JSON when it was read
 	}
-	return d, nil
-}
-
-// Described is Descriptor for a tool that is not served, maybe because of its declaration in
-// the manifest: it leaves out faulty parts, the key with an unknown parameter, and if need be
-// all of its annotations.
-func (m *Manifest) Described(ref tool.IndexRef, name string, code Introspected) (*tool.Descriptor, error) {
-	d, err := m.merge(ref, name, code)
-	if err != nil {
-		return nil, err
+	if v, err := tool.Compile(d.InputSchema); err == nil {
+		d.Warnings = slices.Concat(d.Warnings, v.Warnings())
 	}
 	if err = check(d); err == nil {
 		return d, nil
 	}
 	d.Annotations.ResourceKey = tool.ResourceKey{}
 	if check(d) != nil {
-		d.Annotations = tool.Annotations{Streaming: code.Streaming}
+		d.Annotations = tool.Annotations{Streaming: streaming}
 	}
 	if check(d) != nil {
-		return nil, err
+		d = nil
 	}
-	return d, nil
+	return d, err
 }
 
 // check returns the fault of a descriptor in words for the index's author.
@@ -222,39 +183,6 @@ func check(d *tool.Descriptor) error {
 	return e
 }
 
-// merge makes the descriptor from the code and the manifest, unchecked.
-func (m *Manifest) merge(ref tool.IndexRef, name string, code Introspected) (*tool.Descriptor, error) {
-	if !m.lists(name) {
-		return nil, failed(reasonManifest, "%s does not declare the tool %q", m.Convention, name)
-	}
-	own := m.declaredOf(name)
-	d := &tool.Descriptor{
-		ID: subjects.ToolID(string(ref.Name) + "." + name), Name: name, Description: cmp.Or(own.description, code.Description),
-		InputSchema: code.InputSchema, OutputSchema: code.OutputSchema,
-		Positional: slices.Clone(code.Positional), VarArgs: code.VarArgs, Annotations: own.Annotations,
-		Source: cmp.Or(code.Source, tool.SourceImport), Warnings: slices.Clone(code.Warnings), Index: &ref,
-	}
-	d.Annotations.Streaming = code.Streaming
-	if code.Streaming && !own.ownTTL {
-		d.Annotations.CacheTTL = 0 // a declaration for all tools applies to those that can have it
-	}
-	if len(own.metadata) > 0 {
-		data, err := json.Marshal(own.metadata)
-		if err != nil {
-			return nil, failed(reasonManifest, "the metadata of tool %q is not JSON: %w", name, err)
-		}
-		d.Metadata = data
-	}
-	if v, err := tool.Compile(d.InputSchema); err == nil {
-		d.Warnings = append(d.Warnings, v.Warnings()...)
-	}
-	return d, nil
-}
-
-// AnnotationsOf returns the manifest's annotations of a tool, before its code is
-// known.
-func (m *Manifest) AnnotationsOf(name string) tool.Annotations { return m.declaredOf(name).Annotations }
-
 // EnvOf returns the variables that a tool gets: those for all tools and its own.
 func (m *Manifest) EnvOf(name string) []EnvVar {
 	var vars []EnvVar
@@ -266,23 +194,17 @@ func (m *Manifest) EnvOf(name string) []EnvVar {
 	return vars
 }
 
-// loader reads one convention. Conventions are asked in order; the first that
-// is found decides.
-type loader interface {
-	// find returns the name of the manifest in an index's folder, "" without one.
-	find(fsys fs.FS) string
-	// load reads the manifest that find has found.
-	load(fsys fs.FS, file string) (*Manifest, error)
-}
-
 // loaders are the supported conventions, in the order in which a folder is checked for
 // them: our own files come before those of an earlier program, and those before files with
-// another main purpose.
-var loaders = []loader{
-	tomlLoader{},
-	legacyLoader{},
-	entryLoader{},
-	scriptLoader{},
+// another main purpose. find returns the name of the manifest in an index's folder, "" without one.
+var loaders = []struct {
+	find func(fsys fs.FS) string
+	load func(data []byte, file string) (*Manifest, error)
+}{
+	{findTOML, loadTOML},
+	{findLegacy, loadLegacy},
+	{findEntries, loadEntries},
+	{findScript, loadScript},
 	// The MCP server loader's seat: last, its manifest names no Python.
 }
 
@@ -310,11 +232,15 @@ func LoadFS(fsys fs.FS) (*Manifest, error) {
 		if file == "" {
 			continue
 		}
-		m, err := l.load(fsys, file)
+		data, err := readBounded(fsys, file)
 		if err != nil {
 			return nil, err
 		}
-		if err := m.finish(fsys); err != nil {
+		m, err := l.load(data, file)
+		if err == nil {
+			err = m.finish(fsys)
+		}
+		if err != nil {
 			return nil, err
 		}
 		return m, nil
@@ -326,9 +252,14 @@ func LoadFS(fsys fs.FS) (*Manifest, error) {
 // example is an example of a tools.toml, for messages.
 const example = "[index] with tools = [\"module.function\"]"
 
+// maxVariables bounds the variables of an index: each tool is asked for its own among them.
+const maxVariables = 1000
+
 // finish adds the parts that conventions share: dependencies and Python version.
 func (m *Manifest) finish(fsys fs.FS) error {
-	m.lists("") // later readers of the manifest change nothing
+	if len(m.Env) > maxVariables {
+		return failed(reasonManifest, "%s declares %d variables; at most %d are possible", m.Convention, len(m.Env), maxVariables)
+	}
 	if m.script {
 		return nil
 	}
@@ -336,7 +267,11 @@ func (m *Manifest) finish(fsys fs.FS) error {
 	if m.Dependencies != "pyproject.toml" {
 		return nil
 	}
-	project, err := readProject(fsys)
+	data, err := readBounded(fsys, m.Dependencies)
+	if err != nil {
+		return err
+	}
+	project, err := readProject(data)
 	if err != nil {
 		return err
 	}
@@ -358,11 +293,7 @@ type pyproject struct {
 	Tool map[string]any `toml:"tool"`
 }
 
-func readProject(fsys fs.FS) (*pyproject, error) {
-	data, err := readBounded(fsys, "pyproject.toml")
-	if err != nil {
-		return nil, err
-	}
+func readProject(data []byte) (*pyproject, error) {
 	p := new(pyproject)
 	if err := deep.UnmarshalTOML(data, p); err != nil {
 		return nil, failed(reasonManifest, "pyproject.toml cannot be read: %s", tomlText(err)).WithDetail("file", "pyproject.toml")
@@ -373,13 +304,18 @@ func readProject(fsys fs.FS) (*pyproject, error) {
 // maxManifest bounds every file that is read to know an index.
 const maxManifest = 1 << 20
 
-func readBounded(fsys fs.FS, name string) ([]byte, error) {
+// readBegin reads a file, of a larger one as much as shows that it is.
+func readBegin(fsys fs.FS, name string) ([]byte, error) {
 	f, err := fsys.Open(name)
 	if err != nil {
-		return nil, failed(reasonManifest, "%s cannot be read: %w", name, err).WithDetail("file", name)
+		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
+	return io.ReadAll(io.LimitReader(f, maxManifest+1))
+}
+
+func readBounded(fsys fs.FS, name string) ([]byte, error) {
+	data, err := readBegin(fsys, name)
 	if err != nil {
 		return nil, failed(reasonManifest, "%s cannot be read: %w", name, err).WithDetail("file", name)
 	}

@@ -103,7 +103,7 @@ func TestManifestDescriptor(t *testing.T) {
 	}
 	ref := tool.IndexRef{Name: "weather", Revision: "r1"}
 	schema := json.RawMessage(`{"type":"object","properties":{"city":{"type":"string","pattern":"^(?!x)"}},"additionalProperties":false}`)
-	d, err := m.Descriptor(ref, "forecast.daily", Introspected{Description: "Docstring.", InputSchema: schema, Positional: []string{"city"}, Warnings: []string{"w"}})
+	d, err := m.Descriptor(ref, "forecast.daily", tool.Descriptor{Description: "Docstring.", InputSchema: schema, Positional: []string{"city"}, Warnings: []string{"w"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestManifestDescriptor(t *testing.T) {
 		t.Errorf("warnings are %q, want the code's and that of the pattern", warnings)
 	}
 	// Streams are not cached, which is an error if a manifest declares it.
-	if _, err := m.Descriptor(ref, "forecast.daily", Introspected{InputSchema: schema, Streaming: true}); toolmesh.CodeOf(err) != toolmesh.CodeInstallFailed || !strings.Contains(err.Error(), "cache_ttl") {
+	if _, err := m.Descriptor(ref, "forecast.daily", tool.Descriptor{InputSchema: schema, Annotations: tool.Annotations{Streaming: true}}); toolmesh.CodeOf(err) != toolmesh.CodeInstallFailed || !strings.Contains(err.Error(), "cache_ttl") {
 		t.Errorf("a generator with a cache_ttl: %v", err)
 	}
 	all, err := LoadFS(files("tools.toml", "[index]\ntools = [\"a.b\", \"a.c\"]\ncache_ttl = \"1m\"\n[tool.a.b]\ntimeout = \"1s\"\n"))
@@ -135,21 +135,21 @@ func TestManifestDescriptor(t *testing.T) {
 	}
 	for _, name := range []string{"a.b", "a.c"} {
 		for streaming, want := range map[bool]time.Duration{true: 0, false: time.Minute} {
-			if d, err := all.Descriptor(ref, name, Introspected{Streaming: streaming}); err != nil || d.Annotations.CacheTTL != want || d.Annotations.Streaming != streaming {
+			if d, err := all.Descriptor(ref, name, tool.Descriptor{Annotations: tool.Annotations{Streaming: streaming}}); err != nil || d.Annotations.CacheTTL != want || d.Annotations.Streaming != streaming {
 				t.Errorf("%s of an index with a cache_ttl, streaming %t: %v %+v", name, streaming, err, d)
 			}
 		}
 	}
-	d, err = m.Descriptor(ref, "maps.radar.image", Introspected{Description: "Docstring.", Source: tool.SourceStatic})
+	d, err = m.Descriptor(ref, "maps.radar.image", tool.Descriptor{Description: "Docstring.", Source: tool.SourceStatic})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !d.Annotations.ResourceKey.Dynamic || !d.Annotations.Idempotent || d.Annotations.Timeout != 10*time.Second || d.Description != "Docstring." || d.Source != tool.SourceStatic {
 		t.Errorf("descriptor is %+v, want the index's defaults and the code's description", d)
 	}
-	_, err = m.Descriptor(ref, "forecast.weekly", Introspected{})
+	_, err = m.Descriptor(ref, "forecast.weekly", tool.Descriptor{})
 	wantFailed(t, err, reasonManifest, "does not declare")
-	_, err = m.Descriptor(ref, "forecast.daily", Introspected{InputSchema: json.RawMessage(`{"type":"object","properties":{"town":{}},"additionalProperties":false}`)})
+	_, err = m.Descriptor(ref, "forecast.daily", tool.Descriptor{InputSchema: json.RawMessage(`{"type":"object","properties":{"town":{}},"additionalProperties":false}`)})
 	wantFailed(t, err, reasonManifest, "{city}", "town")
 }
 
@@ -234,6 +234,8 @@ func TestLoadRefuses(t *testing.T) {
 		"env no name":       {files("tools.toml", valid+"[[index.env]]\nsecret = true\n"), reasonManifest, []string{"name of a variable"}},
 		"env twice":         {files("tools.toml", valid+"[[index.env]]\nname = \"A\"\n[[index.env]]\nname = \"A\"\n"), reasonManifest, []string{"second time"}},
 		"env of the node":   {files("tools.toml", valid+"[[index.env]]\nname = \"PATH\"\n"), reasonManifest, []string{"PATH"}},
+		"env too many":      {files("tools.toml", valid+numbered(1001, "[[index.env]]\nname = \"V%d\"\n")), reasonManifest, []string{"declares 1001 variables; at most 1000"}},
+		"env of a table":    {files("tools.toml", valid+"env = [{name = \"A\"}, 3]\n"), reasonManifest, []string{"item 2 is a whole number"}},
 		"env unknown tool":  {files("tools.toml", valid+"[[index.env]]\nname = \"A\"\ntools = [\"a.c\"]\n"), reasonManifest, []string{"not in [index] tools"}},
 		"long mistake":      {files("tools.toml", valid+"timeout = \""+strings.Repeat("ü", 100_000)+"\"\n"), reasonManifest, []string{"üü…"}},
 		"long path":         {files("tools.toml", valid+"[[index.paths]]\npath = \"/"+strings.Repeat("p", 4096)+"\"\n"), reasonManifest, []string{"at most 4096 bytes"}},
@@ -308,7 +310,7 @@ func FuzzManifest(f *testing.F) {
 			t.Fatal("a manifest without tools was accepted")
 		}
 		for _, name := range m.Tools {
-			d, err := m.Descriptor(tool.IndexRef{Name: "i", Revision: "r"}, name, Introspected{})
+			d, err := m.Descriptor(tool.IndexRef{Name: "i", Revision: "r"}, name, tool.Descriptor{})
 			if err != nil {
 				t.Fatalf("descriptor of %q: %v", name, err)
 			}

@@ -23,17 +23,13 @@ const (
 	namesFile      = "files.txt" // the names of all files of the bundle
 )
 
-// Unpack unpacks a bundle to the folder dest, which must not exist, and the agent's own folder.
+// unpack unpacks a bundle to the folder dest, which must not exist, and the agent's own folder.
 // It writes to folders next to them, and renames these once everything is written and the
 // archive has the digest: dest is whole or absent even if the process dies, but not if the
 // machine loses power, as nothing is synced. Names and links that leave the folder, devices,
 // everything else that [Pack] does not write, and more than the limits allow are refused. The
 // error is install_failed or the context's; for an existing dest it has details.reason "exists"
 // and wraps [fs.ErrExist].
-func Unpack(ctx context.Context, r io.Reader, dest, own, digest string) error {
-	return unpack(ctx, r, dest, own, digest, defaultLimits)
-}
-
 func unpack(ctx context.Context, r io.Reader, dest, own, digest string, limits Limits) error {
 	dest, err := filepath.Abs(dest)
 	if err != nil {
@@ -98,7 +94,7 @@ func besides(folder string, mode fs.FileMode) (string, error) {
 func keep(tree, own string, names []string) error {
 	err := os.Rename(filepath.Join(tree, MetaDir), filepath.Join(own, metaFolder))
 	if errors.Is(err, fs.ErrNotExist) {
-		err = os.Mkdir(filepath.Join(own, metaFolder), 0o700)
+		err = nil
 	}
 	if err == nil {
 		err = os.Mkdir(filepath.Join(own, manifestFolder), 0o700)
@@ -118,12 +114,7 @@ func keep(tree, own string, names []string) error {
 		if strings.Contains(name, "/") || !ofManifest(name) || firstFile(root.FS(), name) == "" {
 			continue
 		}
-		f, err := root.Open(name)
-		if err != nil {
-			return err
-		}
-		data, err := io.ReadAll(io.LimitReader(f, maxManifest+1)) // more is refused by its reader
-		_ = f.Close()
+		data, err := readBegin(root.FS(), name) // more is refused by its reader
 		if err == nil {
 			err = os.WriteFile(filepath.Join(own, manifestFolder, name), data, 0o600)
 		}
@@ -137,15 +128,17 @@ func keep(tree, own string, names []string) error {
 // Placed is an unpacked bundle, as the agent's own folder has it.
 type Placed struct {
 	Manifest *Manifest
-	Lock     []byte // nil: the bundle has none
+	Files    []string          // names of the index's files
+	Meta     map[string][]byte // files of [MetaDir], by name
 	// Replaced says that a folder with other content was replaced.
 	Replaced bool
 }
 
 // Place makes sure that dest has the content of a bundle, and own the agent's files of it.
 // Existing folders stay if dest has every file of the bundle unchanged and, unless the
-// index has an init command, nothing else. Otherwise both are replaced by [Unpack] of the reader
-// that open returns. The errors are open's and those of Unpack and [Load].
+// index has an init command, nothing else. Otherwise both are replaced by the bundle that open
+// returns: whole or not at all, and without anything that [Pack] does not write. The errors are
+// open's, install_failed, and the context's.
 func Place(ctx context.Context, dest, own, digest string, open func() (io.ReadCloser, error)) (p Placed, err error) {
 	if p, err = placed(ctx, dest, own, digest); err == nil {
 		return p, nil
@@ -165,8 +158,8 @@ func Place(ctx context.Context, dest, own, digest string, open func() (io.ReadCl
 			return p, failed(reasonFolder, "%s is damaged and cannot be replaced: %w", dir, err)
 		}
 	}
-	if err = Unpack(ctx, bundle, dest, own, digest); err == nil {
-		p, _, _, err = read(own)
+	if err = unpack(ctx, bundle, dest, own, digest, defaultLimits); err == nil {
+		p, err = read(own)
 	}
 	p.Replaced = missing == nil
 	return p, err
@@ -174,14 +167,14 @@ func Place(ctx context.Context, dest, own, digest string, open func() (io.ReadCl
 
 // placed is an unpacked bundle that is whole.
 func placed(ctx context.Context, dest, own, digest string) (Placed, error) {
-	p, files, meta, err := read(own)
+	p, err := read(own)
 	if err != nil {
 		return p, err
 	}
-	if err := undamaged(dest, files, len(p.Manifest.Init) == 0); err != nil {
+	if err := undamaged(dest, p.Files, len(p.Manifest.Init) == 0); err != nil {
 		return p, err
 	}
-	got, err := writeTar(ctx, io.Discard, dest, files, meta, defaultLimits)
+	got, err := writeTar(ctx, io.Discard, dest, p.Files, p.Meta, defaultLimits)
 	if err == nil && got != digest {
 		err = errors.New("its files are others")
 	}
@@ -189,33 +182,22 @@ func placed(ctx context.Context, dest, own, digest string) (Placed, error) {
 }
 
 // read reads the agent's own folder.
-func read(own string) (p Placed, files []string, meta map[string][]byte, err error) {
-	if files, meta, err = Unpacked(own); err != nil {
-		return p, nil, nil, failed(reasonFolder, "the agent's record of the bundle cannot be read: %w", err)
-	}
-	p.Lock = meta[LockFile]
-	p.Manifest, err = Load(filepath.Join(own, manifestFolder))
-	return p, files, meta, err
-}
-
-// Unpacked returns the names of a bundle's files of the index, and its files of [MetaDir]. own
-// is the agent's folder of the bundle.
-func Unpacked(own string) (files []string, meta map[string][]byte, err error) {
+func read(own string) (p Placed, err error) {
+	p.Meta = map[string][]byte{}
 	list, err := os.ReadFile(filepath.Join(own, namesFile))
-	if err != nil {
-		return nil, nil, err
-	}
-	meta = map[string][]byte{}
 	for name := range strings.Lines(string(list)) {
 		name = strings.TrimSuffix(name, "\n")
-		part, ours := strings.CutPrefix(name, MetaDir+"/")
-		if !ours {
-			files = append(files, name)
-		} else if meta[part], err = os.ReadFile(filepath.Join(own, metaFolder, part)); err != nil {
-			return nil, nil, err
+		if part, ours := strings.CutPrefix(name, MetaDir+"/"); !ours {
+			p.Files = append(p.Files, name)
+		} else if p.Meta[part], err = os.ReadFile(filepath.Join(own, metaFolder, part)); err != nil {
+			break
 		}
 	}
-	return files, meta, nil
+	if err != nil {
+		return p, failed(reasonFolder, "the agent's record of the bundle cannot be read: %w", err)
+	}
+	p.Manifest, err = Load(filepath.Join(own, manifestFolder))
+	return p, err
 }
 
 // undamaged refuses a tree whose folders are not those of its bundle, or are links. alone also

@@ -77,6 +77,8 @@ func TestPublicAddresses(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]bool{
 		"8.8.8.8": true, "172.32.0.1": true, "100.128.0.1": true, "2606:4700::1111": true, "64:ff9b::808:808": true, "2002:808:808::1": true,
+		"127.1.2.3": false, "10.1.1.1": false, "169.254.1.1": false, "224.0.0.1": false, "255.255.255.255": false, "0.0.0.0": false, "0.1.1.1": false, "100.64.0.1": false,
+		"::1": false, "::": false, "fe80::1": false, "fd00::1": false, "ff02::1": false, "fec0::1": false,
 		"::ffff:8.8.8.8": true, "::ffff:192.168.0.1": false, "64:ff9b::7f00:1": false, "2002:a00:1::": false,
 	} {
 		if got := public(netip.MustParseAddr(text)); got != want {

@@ -9,12 +9,8 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
-// scriptLoader reads a single Python file with its dependencies in a comment
-// (PEP 723).
-type scriptLoader struct{}
-
-// find returns the one .py file of a folder that has such a comment.
-func (scriptLoader) find(fsys fs.FS) string {
+// findScript returns the one .py file of a folder if its dependencies are in a comment (PEP 723).
+func findScript(fsys fs.FS) string {
 	names, err := fs.Glob(fsys, "*.py")
 	if err != nil || len(names) != 1 {
 		return ""
@@ -37,14 +33,6 @@ var (
 // scriptExample is the smallest block, for messages.
 const scriptExample = "# /// script, # dependencies = [], # ///, each on a line of its own"
 
-func (scriptLoader) load(fsys fs.FS, file string) (*Manifest, error) {
-	data, err := readBounded(fsys, file)
-	if err != nil {
-		return nil, err
-	}
-	return parseScript(data, file)
-}
-
 // pythonText is a source file with the line breaks that Python sees.
 func pythonText(data []byte) string {
 	return strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(strings.TrimPrefix(string(data), "\ufeff"))
@@ -57,7 +45,8 @@ var requirement = regexp.MustCompile(`^[A-Za-z0-9]`)
 // moduleName matches a file's stem that an import can find.
 var moduleName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
 
-func parseScript(data []byte, file string) (*Manifest, error) {
+// loadScript reads a script.
+func loadScript(data []byte, file string) (*Manifest, error) {
 	bad := func(format string, args ...any) error {
 		return failed(reasonManifest, "%s: "+format, append([]any{file}, args...)...).WithDetail("file", file)
 	}
@@ -137,6 +126,6 @@ func (r *reader) scriptTools(m *Manifest, s *section, names []string, stem strin
 		return ""
 	})
 	for _, name := range names {
-		m.Tools = append(m.Tools, stem+"."+name)
+		m.declare(stem+"."+name, Tool{Function: stem + "." + name})
 	}
 }

@@ -25,19 +25,12 @@ const (
 	maxToolName = 512
 )
 
-// tomlLoader reads our own convention.
-type tomlLoader struct{}
+func findTOML(fsys fs.FS) string { return firstFile(fsys, "tools.toml") }
 
-func (tomlLoader) find(fsys fs.FS) string { return firstFile(fsys, "tools.toml") }
-
-// load reads a tools.toml. A mistake that would lose its meaning silently is an error (a wrong
-// type, an override for an undeclared tool); an unknown key, which other readers of the file may
-// use, is a warning.
-func (tomlLoader) load(fsys fs.FS, file string) (*Manifest, error) {
-	data, err := readBounded(fsys, file)
-	if err != nil {
-		return nil, err
-	}
+// loadTOML reads a tools.toml, our own convention. A mistake that would lose its meaning silently is
+// an error (a wrong type, an override for an undeclared tool); an unknown key, which other readers of
+// the file may use, is a warning.
+func loadTOML(data []byte, file string) (*Manifest, error) {
 	var top map[string]any
 	if err := deep.UnmarshalTOML(data, &top); err != nil {
 		return nil, failed(reasonManifest, "%s cannot be read: %s", file, tomlText(err)).WithDetail("file", file)
@@ -54,12 +47,12 @@ func (tomlLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 	r := &reader{table: "index", tool: "tool"}
 	m := &Manifest{Convention: file}
 	s := &section{reader: r, name: r.table, values: index}
-	s.list("tools", &m.Tools)
+	names := r.listTools(m, s)
 	tables := r.toolTables(m, top)
 	commands := maps.Clone(tables)
 	maps.DeleteFunc(commands, func(_ string, values map[string]any) bool { return !isCommand(values) })
 	if s.values["tools"] != nil || len(commands) == 0 {
-		r.toolNames(s, m.Tools, func(name string) string {
+		r.toolNames(s, names, func(name string) string {
 			if commands[name] != nil {
 				return ""
 			}
@@ -70,11 +63,7 @@ func (tomlLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 	s.text("python", &m.Python)
 	r.index(m, s)
 	r.tools(m, tables)
-	for _, key := range slices.Sorted(maps.Keys(top)) {
-		if key != "index" && key != "tool" {
-			r.unknown("", key, []string{"index", "tool"})
-		}
-	}
+	(&section{reader: r, values: top, known: []string{"index", "tool"}}).close()
 	return r.done(m, file)
 }
 
@@ -85,11 +74,11 @@ type reader struct {
 	tool  string                   // the name of the table of tools: "tool"
 	full  func(name string) string // a tool's full name, by the written one; nil: the same
 
+	defaults  Tool // the declaration for all tools
 	problems  notes
 	warnings  notes
 	suggested int            // names that were looked for among others
 	variables map[string]int // their places in the manifest
-	repeated  map[int]bool   // the places of those that a TOOLS.yml names more than once
 }
 
 // maxNotes bounds the problems and the warnings of a file that are shown, and the suggestions;
@@ -142,14 +131,6 @@ func (r *reader) named(name string) string {
 
 func (r *reader) problem(key, format string, args ...any) {
 	r.problems.add(key + " " + fmt.Sprintf(format, args...))
-}
-
-func (r *reader) unknown(table, key string, known []string) {
-	text := fmt.Sprintf("unknown key %q", key)
-	if table != "" {
-		text += " in [" + table + "]"
-	}
-	r.warnings.add(text + r.suggest(key, known))
 }
 
 // suggest names similar keys. Each search takes time for all the names, so an author of many wrong
@@ -213,9 +194,14 @@ func (s *section) key(key string) string {
 // close warns of the keys that were not read.
 func (s *section) close() {
 	for _, key := range slices.Sorted(maps.Keys(s.values)) {
-		if !slices.Contains(s.known, key) {
-			s.unknown(s.name, key, s.known)
+		if slices.Contains(s.known, key) {
+			continue
 		}
+		text := fmt.Sprintf("unknown key %q", key)
+		if s.name != "" {
+			text += " in [" + s.name + "]"
+		}
+		s.warnings.add(text + s.suggest(key, s.known))
 	}
 }
 
@@ -234,18 +220,17 @@ func (s *section) count(key string, to *int) {
 }
 
 func (s *section) duration(key string, to *time.Duration) {
-	parsed(s, key, `a duration text such as "2s" or "5m"`, func(text string) (time.Duration, error) {
-		d, err := time.ParseDuration(text)
-		if err == nil && d <= 0 {
-			err = errors.New("it is not above zero")
-		}
-		return min(d, toolmesh.MaxTime), err
-	}, to)
+	aboveZero(s, key, `a duration text such as "2s" or "5m"`, time.ParseDuration, to)
+	*to = min(*to, toolmesh.MaxTime)
 }
 
 func (s *section) size(key string, to *tool.Size) {
-	parsed(s, key, `a size text such as "200MB" or "10KB"`, func(text string) (tool.Size, error) {
-		v, err := tool.ParseSize(text)
+	aboveZero(s, key, `a size text such as "200MB" or "10KB"`, tool.ParseSize, to)
+}
+
+func aboveZero[T time.Duration | tool.Size](s *section, key, want string, parse func(text string) (T, error), to *T) {
+	parsed(s, key, want, func(text string) (T, error) {
+		v, err := parse(text)
 		if err == nil && v <= 0 {
 			err = errors.New("it is not above zero")
 		}
@@ -311,10 +296,19 @@ func (r *reader) index(m *Manifest, s *section) {
 	}
 	r.paths(s, m)
 	s.count("concurrency", &m.Concurrency)
-	m.defaults.Concurrency = m.Concurrency
+	r.defaults.Concurrency = m.Concurrency
 	r.env(s, m)
-	r.declared(s, &m.defaults)
+	r.declared(s, &r.defaults)
 	s.close()
+}
+
+// listTools declares the functions that an index's table lists, and returns their names.
+func (r *reader) listTools(m *Manifest, s *section) (names []string) {
+	s.list("tools", &names)
+	for _, name := range names {
+		m.declare(name, Tool{Function: name})
+	}
+	return names
 }
 
 // toolNames checks the names of an index's tools; bad returns the fault of one.
@@ -360,18 +354,37 @@ func badToolName(name string) string {
 	return ""
 }
 
+// tables calls see with each table of a list.
+func (s *section) tables(key, want string, see func(one *section)) {
+	var items []any
+	if tables, ok := s.values[key].([]map[string]any); ok {
+		s.known = append(s.known, key)
+		for _, one := range tables {
+			items = append(items, one)
+		}
+	} else {
+		take(s, key, want, &items)
+	}
+	for i, item := range items {
+		values, ok := item.(map[string]any)
+		if !ok {
+			s.problem(s.key(key), "must be %s, but item %d is %s", want, i+1, typeName(item))
+			return
+		}
+		one := &section{reader: s.reader, name: fmt.Sprintf("%s.%s %d", s.name, key, i+1), values: values}
+		see(one)
+		one.close()
+	}
+}
+
 func (r *reader) env(s *section, m *Manifest) {
-	var tables []map[string]any
-	take(s, "env", "tables, each written [["+r.table+".env]]", &tables)
-	for i, values := range tables {
-		e := &section{reader: r, name: fmt.Sprintf("%s.env %d", r.table, i+1), values: values}
+	s.tables("env", "tables, each written [["+r.table+".env]]", func(e *section) {
 		var v EnvVar
 		e.text("name", &v.Name)
 		e.boolean("required", &v.Required)
 		e.boolean("secret", &v.Secret)
 		e.text("description", &v.Description)
 		e.list("tools", &v.Tools)
-		e.close()
 		if err := CheckVariable(v.Name); err != nil {
 			r.problem(e.key("name"), "%s", err.Error())
 		} else if _, again := r.variable(m, v.Name); again {
@@ -383,7 +396,7 @@ func (r *reader) env(s *section, m *Manifest) {
 			}
 		}
 		m.Env = append(m.Env, v)
-	}
+	})
 }
 
 // variable is the place of a variable in the manifest, or the next one, and reports whether it was there.
@@ -398,33 +411,16 @@ func (r *reader) variable(m *Manifest, name string) (at int, again bool) {
 	return at, again
 }
 
-// paths reads the list of folders, of which an item is a table.
 func (r *reader) paths(s *section, m *Manifest) {
-	var items []any
-	if tables, ok := s.values["paths"].([]map[string]any); ok {
-		for _, one := range tables {
-			items = append(items, one)
-		}
-		s.known = append(s.known, "paths")
-	} else {
-		take(s, "paths", `a list of tables: paths = [{path = "/data", write = true}]`, &items)
-	}
-	for i, item := range items {
-		values, ok := item.(map[string]any)
-		if !ok {
-			r.problem(s.key("paths"), `must be a list of tables such as {path = "/data", write = true}, but item %d is %s`, i+1, typeName(item))
-			return
-		}
-		one := &section{reader: r, name: fmt.Sprintf("%s.paths %d", r.table, i+1), values: values}
+	s.tables("paths", `a list of tables: paths = [{path = "/data", write = true}]`, func(one *section) {
 		var p Path
 		one.text("path", &p.Path)
 		one.boolean("write", &p.Write)
-		one.close()
 		if err := p.Check(); err != nil {
 			r.problem(one.key("path"), "%s", err.Error())
 		}
 		m.Paths = append(m.Paths, p)
-	}
+	})
 }
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
@@ -486,28 +482,31 @@ func (r *reader) unlisted(m *Manifest, name string) {
 
 // tools reads the tables of tools, each in addition to the index's table for all.
 func (r *reader) tools(m *Manifest, tables map[string]map[string]any) {
-	m.declared = map[string]declared{}
+	for name, t := range m.tools {
+		t.Annotations, t.metadata = r.defaults.Annotations, r.defaults.metadata
+		m.tools[name] = t
+	}
 	for _, written := range slices.Sorted(maps.Keys(tables)) {
 		name := r.named(written)
 		if !m.lists(name) {
 			r.unlisted(m, written)
 			continue
 		}
+		t := m.tools[name]
 		s := &section{reader: r, name: r.tool + "." + written, values: tables[written]}
-		if m.commands[name] != nil {
+		if t.Command != nil {
 			s.known = append(s.known, commandKeys...)
 		}
-		d := m.defaults
-		s.text("description", &d.description)
-		r.declared(s, &d)
-		_, d.ownTTL = tables[written]["cache_ttl"]
+		s.text("description", &t.description)
+		r.declared(s, &t)
+		_, t.ownTTL = tables[written]["cache_ttl"]
 		s.close()
-		m.declared[name] = d
+		m.tools[name] = t
 	}
 }
 
 // declared reads the keys that [index] and [tool] share.
-func (r *reader) declared(s *section, d *declared) {
+func (r *reader) declared(s *section, d *Tool) {
 	var table map[string]any
 	if take(s, "metadata", "a table: metadata = { key = \"value\" }", &table) {
 		d.metadata = maps.Clone(d.metadata)

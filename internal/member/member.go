@@ -99,7 +99,7 @@ func (m *Member) Join(ctx context.Context) error {
 		}
 		return err
 	}
-	responder, err := registry.NewResponder(m.Bus, view, m.Store, m.opts.Logger)
+	responder, err := registry.NewResponder(m.Bus, view, m.Store)
 	if err != nil {
 		view.Close()
 		return err

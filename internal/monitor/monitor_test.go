@@ -146,7 +146,7 @@ func serve(t *testing.T, broker *meshtest.Server, g *gate) *router.Router {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.Close() })
+	t.Cleanup(func() { meshtest.End(t, r) })
 	for name, f := range map[string]host.Handler{"hold": host.Func(g.hold), "fail": host.Func(fail)} {
 		if _, err := r.Handle("lab", name, f); err != nil {
 			t.Fatal(err)
@@ -178,7 +178,7 @@ func TestFiguresFollowCalls(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = other.Close() })
+	t.Cleanup(func() { meshtest.End(t, other) })
 	elsewhere := open(t)
 	elsewhere.m.Watch(other)
 	elsewhere.is("/readyz", http.StatusServiceUnavailable, "not ready: the router is starting")
@@ -369,7 +369,7 @@ func TestABrokerThatReadsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.Close() })
+	t.Cleanup(func() { meshtest.End(t, r) })
 	if _, err := r.Handle("lab", "fail", host.Func(fail)); err != nil {
 		t.Fatal(err)
 	}

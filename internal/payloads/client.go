@@ -39,33 +39,43 @@ var errSilent = toolmesh.Errorf(toolmesh.CodeUnavailable, "move a payload: the n
 //
 // The node is at, where that answers: one that runs the call has the value at hand then.
 // Empty leaves it to the broker.
-func Put(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subjects.NodeID, r io.ReadSeeker, size int64) (*codec.Ref, error) {
-	var err error
-	for n := range tries {
-		if n > 0 {
-			if err := await(ctx, n); err != nil {
-				return nil, err
-			}
-			if _, err := r.Seek(0, io.SeekStart); err != nil {
-				return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the value cannot be read again: %w", err)
-			}
-		}
-		var ref *codec.Ref
-		if ref, err = put(ctx, b, session, at, r, size); err == nil {
-			return ref, nil
-		}
-		at = ""
-		if ctx.Err() != nil || !again(err) {
-			break
-		}
+func Put(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subjects.NodeID, r io.ReadSeeker, size int64) (ref *codec.Ref, err error) {
+	lost := func(e *toolmesh.Error) bool { // or the node knows nothing of it any more
+		return again(e) || e.Details["reason"] == ReasonGone && e.Code == toolmesh.CodeInvalidRequest
 	}
-	return nil, notStarted(err)
+	err = retried(ctx, lost, func(n int) (err error) {
+		if n > 0 {
+			at = ""
+			if _, err := r.Seek(0, io.SeekStart); err != nil {
+				return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the value cannot be read again: %w", err)
+			}
+		}
+		ref, err = put(ctx, b, session, at, r, size)
+		return err
+	})
+	if err != nil {
+		return nil, notStarted(err)
+	}
+	return ref, nil
 }
 
-// again reports whether a transfer that broke off may go well at another node.
-func again(err error) bool {
-	e := toolmesh.AsError(err)
-	return e.Retryable && (e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeBusy) || e.Details["reason"] == ReasonGone && e.Code == toolmesh.CodeInvalidRequest
+// retried does something up to tries times, while another node may do it. It gives a node that
+// is going, or a connection that is lost, some time.
+func retried(ctx context.Context, again func(*toolmesh.Error) bool, do func(n int) error) error {
+	for n := 0; ; n++ {
+		err := do(n)
+		if err == nil || n+1 == tries || ctx.Err() != nil || !again(toolmesh.AsError(err)) {
+			return err
+		}
+		if !wake.After(ctx, 250*time.Millisecond<<n) {
+			return fmt.Errorf("move a payload: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// again reports whether what broke off may go well at another node.
+func again(e *toolmesh.Error) bool {
+	return e.Retryable && (e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeBusy)
 }
 
 func notStarted(err error) error {
@@ -74,14 +84,6 @@ func notStarted(err error) error {
 		e = e.WithOrigin(toolmesh.OriginCaller)
 	}
 	return e
-}
-
-// await gives a node that is going, or a connection that is lost, some time.
-func await(ctx context.Context, n int) error {
-	if !wake.After(ctx, 250*time.Millisecond<<n) {
-		return fmt.Errorf("move a payload: %w", context.Cause(ctx))
-	}
-	return nil
 }
 
 // exchange opens an exchange for so many replies that wait to be read. Close it.
@@ -268,28 +270,22 @@ func (g *getting) close() {
 
 // page reads one page, whole or not at all, and requests the next one, so that it arrives while
 // this one is written.
-func (g *getting) page(ctx context.Context) ([][]byte, error) {
-	for n := 0; ; n++ {
-		err := g.ask()
-		if err == nil {
-			var page [][]byte
-			page, err = g.read(ctx)
-			g.close()
-			if err == nil {
-				if !g.high.Terminal {
-					_ = g.ask() // else the next page is asked for when its turn comes
-				}
-				return page, nil
-			}
+func (g *getting) page(ctx context.Context) (page [][]byte, err error) {
+	err = retried(ctx, again, func(n int) (err error) {
+		if n > 0 {
+			g.subject = g.shared
 		}
-		g.subject = g.shared
-		if n+1 >= tries || ctx.Err() != nil || !again(err) || toolmesh.AsError(err).Details["reason"] == ReasonGone {
-			return nil, err
+		if err := g.ask(); err != nil {
+			return err
 		}
-		if err := await(ctx, n); err != nil {
-			return nil, err
-		}
+		page, err = g.read(ctx)
+		g.close()
+		return err
+	})
+	if err == nil && !g.high.Terminal {
+		_ = g.ask() // else the next page is asked for when its turn comes
 	}
+	return page, err
 }
 
 // ask asks for the next page, unless it is on its way.

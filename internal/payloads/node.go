@@ -3,7 +3,6 @@ package payloads
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"io"
 
@@ -61,7 +60,7 @@ func Store(ctx context.Context, b store.Store, session, account subjects.Session
 	if err != nil {
 		return nil, err
 	}
-	u, err := b.NewUpload(name, account, true, nil)
+	u, err := b.NewUpload(name, account, true)
 	if err != nil {
 		return nil, err
 	}
@@ -73,18 +72,18 @@ func Store(ctx context.Context, b store.Store, session, account subjects.Session
 	return &codec.Ref{Name: p.Name, Digest: p.Digest, Size: p.Size}, nil
 }
 
-func fill(ctx context.Context, b store.Store, u *store.Upload, r io.Reader, most int64) (store.Payload, error) {
+func fill(ctx context.Context, b store.Store, u *store.Upload, r io.Reader, most int64) (store.Object, error) {
 	err := pieces(r, b.PieceBytes(), func(piece []byte) error {
-		if size, _ := u.Size(); size+int64(len(piece)) > most {
+		if size, _, _ := u.Size(); size+int64(len(piece)) > most {
 			return TooLarge(size+int64(len(piece)), most)
 		}
 		if err := u.Wait(ctx, window-1); err != nil {
 			return err
 		}
-		return u.Write(piece)
+		return u.Write(piece, nil)
 	})
 	if err != nil {
-		return store.Payload{}, err
+		return store.Object{}, err
 	}
 	return u.Finish(ctx, "")
 }
@@ -136,9 +135,9 @@ func Load(ctx context.Context, b store.Store, session subjects.SessionID, ref *c
 	return value.Bytes(), nil
 }
 
-func find(ctx context.Context, b store.Store, session subjects.SessionID, ref *codec.Ref, most int64) (store.Payload, error) {
+func find(ctx context.Context, b store.Store, session subjects.SessionID, ref *codec.Ref, most int64) (store.Object, error) {
 	if _, err := ref.Payload(session); err != nil {
-		return store.Payload{}, err
+		return store.Object{}, err
 	}
 	p, err := b.Payload(ctx, ref.Name)
 	switch {
@@ -154,22 +153,10 @@ func find(ctx context.Context, b store.Store, session subjects.SessionID, ref *c
 	return p, nil
 }
 
-func write(ctx context.Context, b store.Store, p store.Payload, ref *codec.Ref, w io.Writer) error {
-	sum := sha256.New()
-	size := int64(0)
-	_, err := b.ReadPayload(ctx, p, 0, p.Parts(), func(part *store.Stored) (bool, error) {
-		if size += int64(len(part.Data)); size > p.Size {
-			return false, altered(ref, "of more bytes") // it must match its description
-		}
-		sum.Write(part.Data)
-		_, err := w.Write(part.Data)
-		return true, err
-	})
-	if err != nil {
-		return err
+func write(ctx context.Context, b store.Store, p store.Object, ref *codec.Ref, w io.Writer) error {
+	got, err := b.CopyPayload(ctx, p, w)
+	if err == nil && got != ref.Digest {
+		err = altered(ref, got)
 	}
-	if got := codec.DigestText(sum.Sum(nil)); got != ref.Digest {
-		return altered(ref, got)
-	}
-	return nil
+	return err
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strconv"
 	"sync"
 	"time"
@@ -81,10 +82,8 @@ type upload struct {
 	size    int64
 	next    int // number of the piece that is expected; of the callback
 
-	keep    bool     // it is to be held, and has room for that
-	kept    [][]byte // its result so far; of the callback
-	mu      sync.Mutex
-	replies map[int]string // of pieces that are yet to be stored
+	keep bool     // it is to be held, and has room for that
+	kept [][]byte // its result so far; of the callback
 }
 
 // NewServer makes a server.
@@ -187,7 +186,7 @@ func (s *Server) begin(session subjects.SessionID, name string, h codec.Header, 
 	if err := s.Admit(session); err != nil {
 		return err
 	}
-	u := &upload{account: s.Account(session), size: req.Size, next: 1, replies: make(map[int]string)}
+	u := &upload{account: s.Account(session), size: req.Size, next: 1}
 	use, err := s.Bus.PayloadsUse(s.Base, u.account)
 	if err != nil {
 		return err
@@ -206,7 +205,7 @@ func (s *Server) begin(session subjects.SessionID, name string, h codec.Header, 
 	if !s.places.Take(u.account, 1) {
 		return toolmesh.Errorf(toolmesh.CodeBusy, "node %s takes %d payloads at once, of which session %q sends its part: try again", s.Node, maxUploads, session).WithDetail("limit", "uploads").WithDetail("max", maxUploads)
 	}
-	if u.Upload, err = s.Bus.NewUpload(name, u.account, false, func(n int, err error) { s.stored(name, u, n, err) }); err != nil {
+	if u.Upload, err = s.Bus.NewUpload(name, u.account, false); err != nil {
 		s.places.Give(u.account, 1)
 		return err
 	}
@@ -231,7 +230,7 @@ func (s *Server) Room(ctx context.Context, account subjects.SessionID, size int6
 // announced uploads included. s.mu is held.
 func (s *Server) share(use store.PayloadsUse, account subjects.SessionID, size int64) error {
 	for _, u := range s.uploads {
-		have, _ := u.Size()
+		have, _, _ := u.Size()
 		use.Used += u.size - have
 		if u.account == account {
 			use.Mine += u.size - have
@@ -253,21 +252,13 @@ func (s *Server) share(use store.PayloadsUse, account subjects.SessionID, size i
 }
 
 // stored acknowledges a piece.
-func (s *Server) stored(name string, u *upload, n int, err error) {
+func (s *Server) stored(name string, n int, reply string, err error) {
 	if err != nil {
 		s.drop(name) // once: it is forgotten then
-	}
-	u.mu.Lock()
-	reply := u.replies[n]
-	delete(u.replies, n)
-	u.mu.Unlock()
-	switch {
-	case reply == "":
-	case err != nil:
 		s.refuse(reply, err)
-	default:
-		s.respond(reply, codec.Header{codec.HeaderSeq: {strconv.Itoa(n)}}, nil)
+		return
 	}
+	s.respond(reply, codec.Header{codec.HeaderSeq: {strconv.Itoa(n)}}, nil)
 }
 
 // piece takes one piece of a value.
@@ -280,10 +271,7 @@ func (s *Server) piece(name string, h codec.Header, m *nats.Msg) error {
 		s.drop(name)
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...)
 	}
-	have, _ := u.Size()
-	u.mu.Lock()
-	open := len(u.replies)
-	u.mu.Unlock()
+	have, open, _ := u.Size()
 	average := min(minPiece, s.Bus.PieceBytes())
 	n, err := strconv.Atoi(h.Get(codec.HeaderSeq))
 	switch {
@@ -299,13 +287,11 @@ func (s *Server) piece(name string, h codec.Header, m *nats.Msg) error {
 		return refused("%d pieces of the payload are not acknowledged yet: wait for an acknowledgement before you send another one", window)
 	}
 	u.next++
-	u.mu.Lock()
-	u.replies[n] = m.Reply
-	u.mu.Unlock()
 	if u.keep {
 		u.kept = append(u.kept, bytes.Clone(m.Data)) // without the headers, which count for nothing
 	}
-	if err := u.Write(m.Data); err != nil {
+	reply := m.Reply // the message goes
+	if err := u.Write(m.Data, func(err error) { s.stored(name, n, reply, err) }); err != nil {
 		s.drop(name)
 		return err
 	}
@@ -318,7 +304,7 @@ func (s *Server) finish(session subjects.SessionID, name string, h codec.Header,
 	if u == nil {
 		return unknown(name)
 	}
-	if have, _ := u.Size(); have != u.size {
+	if have, _, _ := u.Size(); have != u.size {
 		s.drop(name)
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%d bytes came of the payload, %d were announced: begin anew", have, u.size)
 	}
@@ -381,17 +367,10 @@ func (s *Server) drop(name string) {
 // Sweep drops the uploads of callers that left. The host calls it each second.
 func (s *Server) Sweep(now time.Time) {
 	s.held.sweep(now)
-	var gone []string
-	s.mu.Lock()
-	for name, u := range s.uploads {
-		if _, heard := u.Size(); now.Sub(heard) > uploadIdle {
-			gone = append(gone, name)
-		}
-	}
-	s.mu.Unlock()
-	for _, name := range gone {
-		s.drop(name)
-	}
+	s.dropAll(func(u *upload) bool {
+		_, _, heard := u.Size()
+		return now.Sub(heard) > uploadIdle
+	})
 }
 
 // Close has the server take no more values, and drops those that are being sent: their
@@ -399,13 +378,18 @@ func (s *Server) Sweep(now time.Time) {
 func (s *Server) Close() {
 	s.mu.Lock()
 	s.closed = true
-	names := make([]string, 0, len(s.uploads))
-	for name := range s.uploads {
-		names = append(names, name)
-	}
 	s.mu.Unlock()
-	for _, name := range names {
-		s.drop(name)
+	s.dropAll(func(*upload) bool { return true })
+}
+
+func (s *Server) dropAll(such func(*upload) bool) {
+	s.mu.Lock()
+	all := maps.Clone(s.uploads)
+	s.mu.Unlock()
+	for name, u := range all {
+		if such(u) {
+			s.drop(name)
+		}
 	}
 }
 

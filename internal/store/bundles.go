@@ -3,8 +3,6 @@ package store
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +14,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -26,33 +23,25 @@ var (
 	bundleParts  = subjects.ObjectParts(subjects.ObjectBundles)
 )
 
-// StoredBundle is a bundle in the mesh. Its description is written and deleted by
-// compare-and-set, which the library's own calls are not: a bundle that is renewed stays.
-type StoredBundle struct {
-	Digest string
-	// Stored is when it was stored or renewed, by the broker's clock.
-	Stored time.Time
-
-	object
-}
+// A bundle is named by its digest. Its description is written and deleted by compare-and-set, which
+// the library's own calls are not: a bundle that is renewed stays.
 
 // Bundles lists the stored bundles. Any replica answers: the list may be a
 // moment old.
-func (st Store) Bundles(ctx context.Context) ([]StoredBundle, error) {
+func (st Store) Bundles(ctx context.Context) ([]Object, error) {
 	all, err := st.readBundles(ctx)
-	return slices.DeleteFunc(all, func(s StoredBundle) bool { return s.info.Deleted }), err
+	return slices.DeleteFunc(all, func(s Object) bool { return s.info.Deleted }), err
 }
 
 // Bundle returns one bundle, or [ErrNoKey]; see [Store.find].
-func (st Store) Bundle(ctx context.Context, digest string) (StoredBundle, error) {
-	o, err := st.find(ctx, subjects.ObjectBundles, digest)
-	return StoredBundle{Digest: digest, Stored: o.at, object: o}, err
+func (st Store) Bundle(ctx context.Context, digest string) (Object, error) {
+	return st.find(ctx, subjects.ObjectBundles, digest)
 }
 
 // readBundles reads all descriptions, those of deleted bundles too. Any replica answers. A store
 // without a leader is waited for, unless JetStream says that it does not exist.
-func (st Store) readBundles(ctx context.Context) ([]StoredBundle, error) {
-	var all []StoredBundle
+func (st Store) readBundles(ctx context.Context) ([]Object, error) {
+	var all []Object
 	err := st.retry(ctx, "read the bundles", func(ctx context.Context) error {
 		all = nil
 		for m, err := range st.Read(ctx, Query{Stream: bundleStream, Subject: subjects.ObjectMetas(subjects.ObjectBundles) + ">"}) {
@@ -64,7 +53,7 @@ func (st Store) readBundles(ctx context.Context) ([]StoredBundle, error) {
 				return fmt.Errorf("read the bundles: %w", err)
 			}
 			if o, ok := readObject(m); ok && objectSubject(subjects.ObjectBundles, o.info.Name) == m.Subject {
-				all = append(all, StoredBundle{Digest: o.info.Name, Stored: o.at, object: o})
+				all = append(all, o)
 			}
 		}
 		return nil
@@ -113,23 +102,13 @@ func (st Store) GetBundle(ctx context.Context, digest string) (io.ReadCloser, er
 }
 
 // copyBundle writes the parts of a bundle to w.
-func (st Store) copyBundle(ctx context.Context, s StoredBundle, w io.Writer) error {
-	what := "get bundle " + s.Digest
-	sum := sha256.New()
-	out := io.MultiWriter(sum, w)
-	q := Query{Stream: bundleStream, Subject: bundleParts + s.info.NUID}
-	_, err := st.readParts(ctx, what, q, int(s.info.Chunks), func(part *Stored) (bool, error) {
-		_, err := out.Write(part.Data)
-		return true, err
-	})
-	if err != nil {
-		return err
-	}
-	if got := codec.DigestText(sum.Sum(nil)); got != s.info.Digest {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "%s: it is damaged: its digest is %s, stored was %s; install the index again", what, got, s.info.Digest).
+func (st Store) copyBundle(ctx context.Context, s Object, w io.Writer) error {
+	got, err := st.copy(ctx, subjects.ObjectBundles, s, w)
+	if err == nil && got != s.Digest {
+		err = toolmesh.Errorf(toolmesh.CodeInternal, "get bundle %s: it is damaged: its digest is %s, stored was %s; install the index again", s.Name, got, s.Digest).
 			WithOrigin(toolmesh.OriginMesh)
 	}
-	return nil
+	return err
 }
 
 // changeAttempts bounds how often a change of a bundle may lose to others.
@@ -137,8 +116,8 @@ const changeAttempts = 10
 
 // RenewBundle sets the time of a bundle to now, and reports whether it exists.
 func (st Store) RenewBundle(ctx context.Context, digest string) (bool, error) {
-	return st.changeBundle(ctx, digest, func(ctx context.Context, s StoredBundle) error {
-		_, err := st.describe(ctx, s)
+	return st.changeBundle(ctx, digest, func(ctx context.Context, s Object) error {
+		_, err := st.describe(ctx, subjects.ObjectBundles, s)
 		return err
 	})
 }
@@ -151,7 +130,7 @@ func (st Store) DeleteBundle(ctx context.Context, digest string) error {
 
 // changeBundle changes a bundle as it was read, and reads it again after a conflict. It
 // reports whether the bundle exists.
-func (st Store) changeBundle(ctx context.Context, digest string, change func(context.Context, StoredBundle) error) (bool, error) {
+func (st Store) changeBundle(ctx context.Context, digest string, change func(context.Context, Object) error) (bool, error) {
 	for range changeAttempts {
 		s, err := st.Bundle(ctx, digest)
 		if errors.Is(err, ErrNoKey) {
@@ -172,11 +151,11 @@ func (st Store) changeBundle(ctx context.Context, digest string, change func(con
 
 // DropBundle deletes a bundle as it was read, or returns [ErrConflict] if it was renewed or
 // deleted since.
-func (st Store) DropBundle(ctx context.Context, s StoredBundle) error {
+func (st Store) DropBundle(ctx context.Context, s Object) error {
 	s.info.Deleted = true
 	s.info.Size, s.info.Chunks, s.info.Digest = 0, 0, ""
 	var err error
-	if s.revision, err = st.describe(ctx, s); err != nil {
+	if s.revision, err = st.describe(ctx, subjects.ObjectBundles, s); err != nil {
 		return err
 	}
 	return st.clear(ctx, s)
@@ -184,7 +163,7 @@ func (st Store) DropBundle(ctx context.Context, s StoredBundle) error {
 
 // clear removes the parts of a bundle that is marked as deleted, and then the mark, which
 // leads to the parts.
-func (st Store) clear(ctx context.Context, s StoredBundle) error {
+func (st Store) clear(ctx context.Context, s Object) error {
 	if err := st.Purge(ctx, bundleStream, bundleParts+s.info.NUID); err != nil {
 		return err
 	}
@@ -193,22 +172,9 @@ func (st Store) clear(ctx context.Context, s StoredBundle) error {
 		err = stream.DeleteMsg(ctx, s.revision)
 	}
 	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
-		return apiError("delete bundle "+s.Digest, err)
+		return apiError("delete bundle "+s.Name, err)
 	}
 	return nil
-}
-
-// describe writes a bundle's description in place of the one that was read.
-func (st Store) describe(ctx context.Context, s StoredBundle) (revision uint64, err error) {
-	s.info.ModTime = time.Time{} // only the broker's time of the message counts
-	data, err := json.Marshal(s.info)
-	if err != nil {
-		return 0, fmt.Errorf("describe bundle %s: %w", s.Digest, err)
-	}
-	m := nats.NewMsg(objectSubject(subjects.ObjectBundles, s.Digest))
-	m.Data = data
-	m.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
-	return st.publish(ctx, m, "change bundle "+s.Digest, jetstream.WithExpectStream(bundleStream), jetstream.WithExpectLastSequencePerSubject(s.revision))
 }
 
 // ClearBundles removes parts, older than age, of bundles with an unfinished upload or deletion,

@@ -36,7 +36,7 @@ func TestABundleGoesOnlyAsItWasRead(t *testing.T) {
 		if err := b.DropBundle(ctx, first); !errors.Is(err, store.ErrConflict) {
 			t.Errorf("a bundle that was renewed is dropped: %v", err)
 		}
-		var second store.StoredBundle
+		var second store.Object
 		meshtest.Until(t, "the renewal is seen", func() bool {
 			second = look(t, b, "one")
 			return second.Stored.After(first.Stored)
@@ -279,7 +279,7 @@ func TestClearingBundlesGoesOn(t *testing.T) {
 
 const sweepsNothing = 1 << 62
 
-func look(t *testing.T, b store.Store, digest string) store.StoredBundle {
+func look(t *testing.T, b store.Store, digest string) store.Object {
 	t.Helper()
 	s, err := b.Bundle(t.Context(), digest)
 	if err != nil {

@@ -53,27 +53,30 @@ func Gone(h nats.Header) bool {
 // Get returns a key's value, from any replica: it may be a moment old. A missing
 // key is [ErrNoKey].
 func (st Store) Get(ctx context.Context, key Key) (Entry, error) {
-	e, gone, err := st.lastOf(ctx, key)
-	if err == nil && gone {
-		err = fmt.Errorf("%s: %w", key, ErrNoKey)
-	}
+	m, err := st.lastOf(ctx, key)
 	if err != nil {
 		return Entry{}, err
 	}
-	return e, nil
+	return entry(key, m)
 }
 
 // Latest is [Store.Get] from the bucket's leader, which has all acknowledged writes. It costs a
 // request to JetStream's API, which no other replica answers.
 func (st Store) Latest(ctx context.Context, key Key) (Entry, error) {
 	m, err := st.latest(ctx, subjects.KVStream(key.Bucket), subjects.KVSubject(key.Bucket, key.Name))
-	switch {
-	case err != nil:
+	if err != nil {
 		return Entry{}, apiError("get "+key.String(), err)
-	case m != nil && m.Header.Get(headerKVOperation) != "" && m.Header.Get(jetstream.MarkerReasonHeader) == "":
-		return Entry{}, fmt.Errorf("%s: %w", key, ErrDeleted)
-	case m == nil || Gone(m.Header):
+	}
+	return entry(key, m)
+}
+
+// entry is the value in the last message of a key; nil without one.
+func entry(key Key, m *Stored) (Entry, error) {
+	switch {
+	case m == nil, m.Header.Get(jetstream.MarkerReasonHeader) != "":
 		return Entry{}, fmt.Errorf("%s: %w", key, ErrNoKey)
+	case Gone(m.Header):
+		return Entry{}, fmt.Errorf("%s: %w", key, ErrDeleted)
 	}
 	return Entry{Value: m.Data, Revision: m.Seq, Time: m.Time}, nil
 }
@@ -116,16 +119,14 @@ func (st Store) latest(ctx context.Context, stream, subject string) (*Stored, er
 	return s, nil
 }
 
-// lastOf returns the last message of a key, also one that marks its end.
-func (st Store) lastOf(ctx context.Context, key Key) (e Entry, gone bool, err error) {
+// lastOf returns the last message of a key from any replica, also one that marks its end; nil without
+// one.
+func (st Store) lastOf(ctx context.Context, key Key) (*Stored, error) {
 	found, err := st.Find(ctx, subjects.KVStream(key.Bucket), Lookup{Subject: subjects.KVSubject(key.Bucket, key.Name)})
-	switch {
-	case err != nil:
-		return Entry{}, false, fmt.Errorf("get %s: %w", key, err)
-	case found[0] == nil:
-		return Entry{}, false, fmt.Errorf("%s: %w", key, ErrNoKey)
+	if err != nil {
+		return nil, fmt.Errorf("get %s: %w", key, err)
 	}
-	return Entry{Value: found[0].Data, Revision: found[0].Seq, Time: found[0].Time}, Gone(found[0].Header), nil
+	return found[0], nil
 }
 
 // Put writes a key unconditionally and returns its revision. With a ttl above 0 the key expires;
@@ -143,11 +144,11 @@ func (st Store) Create(ctx context.Context, key Key, value []byte, ttl time.Dura
 		return revision, err
 	}
 	// The key may be the marker of one that has ended.
-	last, gone, lookErr := st.lastOf(ctx, key)
-	if lookErr != nil || !gone {
+	last, lookErr := st.lastOf(ctx, key)
+	if lookErr != nil || last == nil || !Gone(last.Header) {
 		return 0, err
 	}
-	return st.publishKey(ctx, key, value, ttl, &last.Revision, "")
+	return st.publishKey(ctx, key, value, ttl, &last.Seq, "")
 }
 
 // Update writes a key that must still have the given revision, else it is

@@ -232,17 +232,9 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 // hides that no node serves the subject.
 func (st Store) refuseForeign(ctx context.Context) error {
 	requests := []string{
-		subjects.AllTools, subjects.AllCtl, subjects.AllRegistry, subjects.AllReplay, subjects.AllAdmin, subjects.AllPayloads,
+		subjects.AllTools, subjects.AllCtl, subjects.AllRegistry, subjects.AllReplay, subjects.AllAdmin, subjects.AllPayloads, subjects.AllTaskVerbs, subjects.AllBatches,
 	}
-	// One node and one session stand for all: a stream for just one of them by name
-	// would have to know it.
-	if one, err := subjects.NodeTools("node"); err == nil {
-		requests = append(requests, one)
-	}
-	if one, err := subjects.TaskVerb("session", "submit"); err == nil {
-		requests = append(requests, one)
-	}
-	if one, err := (subjects.Subject{Kind: subjects.KindBatch, Session: "session"}).Build(); err == nil {
+	if one, err := subjects.NodeTools("node"); err == nil { // it stands for all nodes
 		requests = append(requests, one)
 	}
 	var foreign []string

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,17 +43,20 @@ const (
 	payloadSilence = 15 * time.Second
 )
 
-// Payload is a payload in the mesh's store.
-type Payload struct {
+// Object is a payload or a bundle in the mesh's store, in the form of the NATS clients (ADR-20): a
+// description, beside the parts under an id of their own.
+type Object struct {
 	Name   string
-	Digest string // SHA-256=<base64url>
+	Digest string // of the content: SHA-256=<base64url>
 	Size   int64
+	Stored time.Time // when it was stored or renewed, by the broker's clock
 
-	info jetstream.ObjectInfo
+	info     jetstream.ObjectInfo
+	revision uint64 // of the description
 }
 
 // Parts is the number of its messages.
-func (p *Payload) Parts() int { return int(p.info.Chunks) } //nolint:gosec // fewer than 2^31
+func (o *Object) Parts() int { return int(o.info.Chunks) } //nolint:gosec // fewer than 2^31
 
 func payloadParts(nuid string) string { return subjects.ObjectParts(subjects.ObjectPayloads) + nuid }
 
@@ -68,26 +72,38 @@ func (st Store) PieceBytes() int {
 }
 
 // Payload returns a payload, or [ErrNoKey]; see [Store.find].
-func (st Store) Payload(ctx context.Context, name string) (Payload, error) {
-	o, err := st.find(ctx, subjects.ObjectPayloads, name)
-	return Payload{Name: name, Digest: o.info.Digest, Size: int64(o.info.Size), info: o.info}, err //nolint:gosec // fewer than 2^63
+func (st Store) Payload(ctx context.Context, name string) (Object, error) {
+	return st.find(ctx, subjects.ObjectPayloads, name)
 }
 
 // ReadPayload calls each with the parts of a payload in order, from the stored sequence
 // from on, 0 for the first, until each returns false, and returns the sequence of the
 // last one. left is the number of parts from there on, which are waited for as in
 // [Store.readParts]; parts that were deleted are unavailable. The caller checks the digest.
-func (st Store) ReadPayload(ctx context.Context, p Payload, from uint64, left int, each func(part *Stored) (more bool, err error)) (last uint64, err error) {
+func (st Store) ReadPayload(ctx context.Context, p Object, from uint64, left int, each func(part *Stored) (more bool, err error)) (last uint64, err error) {
 	q := Query{Stream: payloadStream, Subject: payloadParts(p.info.NUID), From: from, Bytes: readBytes}
 	return st.readParts(ctx, "read payload "+p.Name, q, left, each)
 }
 
-// object is the description of an object, in the form of the NATS clients (ADR-20): one message,
-// beside the parts under an id of their own.
-type object struct {
-	info     jetstream.ObjectInfo
-	revision uint64    // of the description
-	at       time.Time // when that was written
+// CopyPayload writes a payload to w and returns the digest of that. A payload of more bytes than it
+// is said to have ends there.
+func (st Store) CopyPayload(ctx context.Context, p Object, w io.Writer) (digest string, err error) {
+	return st.copy(ctx, subjects.ObjectPayloads, p, w)
+}
+
+// copy is CopyPayload for an object of any bucket.
+func (st Store) copy(ctx context.Context, bucket string, o Object, w io.Writer) (digest string, err error) {
+	sum, left := sha256.New(), o.Size
+	q := Query{Stream: subjects.ObjectStream(bucket), Subject: subjects.ObjectParts(bucket) + o.info.NUID, Bytes: readBytes}
+	_, err = st.readParts(ctx, "read object "+bucket+"/"+o.Name, q, o.Parts(), func(part *Stored) (bool, error) {
+		sum.Write(part.Data)
+		if left -= int64(len(part.Data)); left < 0 {
+			return false, nil
+		}
+		_, err := w.Write(part.Data)
+		return true, err
+	})
+	return codec.DigestText(sum.Sum(nil)), err
 }
 
 func objectSubject(bucket, name string) string {
@@ -96,7 +112,7 @@ func objectSubject(bucket, name string) string {
 
 // find reads the description of an object, or returns [ErrNoKey]. Any replica answers; the
 // leader is asked about an object that the replica does not know.
-func (st Store) find(ctx context.Context, bucket, name string) (o object, err error) {
+func (st Store) find(ctx context.Context, bucket, name string) (o Object, err error) {
 	what, stream, subject := "object "+bucket+"/"+name, subjects.ObjectStream(bucket), objectSubject(bucket, name)
 	known := false
 	err = st.retry(ctx, "find "+what, func(ctx context.Context) error {
@@ -121,12 +137,24 @@ func (st Store) find(ctx context.Context, bucket, name string) (o object, err er
 }
 
 // readObject reads a description; ok is false without one.
-func readObject(m *Stored) (o object, ok bool) {
+func readObject(m *Stored) (o Object, ok bool) {
 	if m == nil || json.Unmarshal(m.Data, &o.info) != nil || o.info.NUID == "" {
-		return object{}, false
+		return Object{}, false
 	}
-	o.revision, o.at = m.Seq, m.Time
-	return o, true
+	return Object{o.info.Name, o.info.Digest, int64(o.info.Size), m.Time, o.info, m.Seq}, true //nolint:gosec // fewer than 2^63
+}
+
+// describe writes the description of an object in place of the one that was read, or a first one.
+func (st Store) describe(ctx context.Context, bucket string, o Object) (revision uint64, err error) {
+	o.info.ModTime = time.Time{} // only the broker's time of the message counts
+	data, err := json.Marshal(o.info)
+	if err != nil {
+		return 0, fmt.Errorf("describe object %s/%s: %w", bucket, o.Name, err)
+	}
+	m := nats.NewMsg(objectSubject(bucket, o.Name))
+	m.Data = data
+	m.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
+	return st.publish(ctx, m, "describe object "+bucket+"/"+o.Name, jetstream.WithExpectStream(subjects.ObjectStream(bucket)), jetstream.WithExpectLastSequencePerSubject(o.revision))
 }
 
 // errIncomplete is the error of a replica that lags, or of a store that has lost messages.
@@ -266,31 +294,29 @@ type Upload struct {
 	parts  string // their subject
 	inbox  *bus.Inbox
 	sum    hash.Hash // nil: its sender says the digest
-	acked  func(n int, err error)
 
 	mu      sync.Mutex // guards the fields below
 	size    int64
 	sent    int
-	stored  int
+	open    map[int]func(error) // what to call once a piece is stored or refused, by its number
 	err     error
 	heard   time.Time
 	changed chan struct{} // capacity 1
 }
 
 // NewUpload begins to store a payload under a name, for an account. With summed its digest is
-// computed, else [Upload.Finish] takes it. acked, which may be nil, is called with the number
-// of each piece, from 1 on, and the error of storing it; it must not block.
-func (st Store) NewUpload(name string, account subjects.SessionID, summed bool, acked func(n int, err error)) (*Upload, error) {
+// computed, else [Upload.Finish] takes it.
+func (st Store) NewUpload(name string, account subjects.SessionID, summed bool) (*Upload, error) {
 	id := payloadOwner(account) + "." + uuid.NewString()
-	u := &Upload{st: st, name: name, nuid: id, stream: payloadStream, parts: payloadParts(id), acked: acked}
+	u := &Upload{st: st, name: name, nuid: id, stream: payloadStream, parts: payloadParts(id)}
 	if summed {
 		u.sum = sha256.New()
 	}
-	return u, u.open()
+	return u, u.begin()
 }
 
-func (u *Upload) open() (err error) {
-	u.heard, u.changed = time.Now(), make(chan struct{}, 1)
+func (u *Upload) begin() (err error) {
+	u.heard, u.changed, u.open = time.Now(), make(chan struct{}, 1), make(map[int]func(error))
 	u.inbox, err = u.st.Open(u.deliver)
 	return err
 }
@@ -302,11 +328,11 @@ const partsAhead = 8
 // many there are. The subject must be a new one. The error is [ErrFull] or unavailable.
 func (st Store) StoreParts(ctx context.Context, stream, subject string, data []byte) (parts int, err error) {
 	u := &Upload{st: st, stream: stream, parts: subject}
-	if err := u.open(); err != nil {
+	if err := u.begin(); err != nil {
 		return 0, err
 	}
 	for piece := range slices.Chunk(data, st.PieceBytes()) {
-		if err = u.Write(piece); err == nil {
+		if err = u.Write(piece, nil); err == nil {
 			err = u.Wait(ctx, partsAhead)
 		}
 		if err != nil {
@@ -360,27 +386,30 @@ func (u *Upload) deliver(m *nats.Msg, err error) {
 	}
 	u.mu.Lock()
 	u.heard = time.Now()
-	u.stored++
+	stored := u.open[n]
+	delete(u.open, n)
 	if err != nil && u.err == nil {
 		u.err = err
 	}
 	u.mu.Unlock()
 	wake.Up(u.changed)
-	if u.acked != nil {
-		u.acked(n, err)
+	if stored != nil {
+		stored(err)
 	}
 }
 
-// Size returns the number of bytes that were written, and the time of the store's last answer.
-func (u *Upload) Size() (n int64, heard time.Time) {
+// Size returns the number of bytes that were written, that of pieces which are not stored yet, and
+// the time of the store's last answer.
+func (u *Upload) Size() (n int64, open int, heard time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.size, u.heard
+	return u.size, len(u.open), u.heard
 }
 
-// Write sends a piece, of at most [Store.PieceBytes], and does not wait until it is stored.
-// The piece may be used again. After an error nothing more is taken.
-func (u *Upload) Write(piece []byte) error {
+// Write sends a piece, of at most [Store.PieceBytes], and does not wait until it is stored: stored,
+// which may be nil and must not block, is called then with the error of that. The piece may be used
+// again. After an error nothing more is taken.
+func (u *Upload) Write(piece []byte, stored func(error)) error {
 	u.mu.Lock()
 	if u.err != nil {
 		defer u.mu.Unlock()
@@ -389,6 +418,7 @@ func (u *Upload) Write(piece []byte) error {
 	u.sent++
 	u.size += int64(len(piece))
 	n := u.sent
+	u.open[n] = stored
 	u.mu.Unlock()
 	if u.sum != nil {
 		u.sum.Write(piece)
@@ -409,7 +439,7 @@ func (u *Upload) wait(ctx context.Context, most int, refused bool) error {
 	defer timer.Stop()
 	for {
 		u.mu.Lock()
-		open, heard, err := u.sent-u.stored, u.heard, u.err
+		open, heard, err := len(u.open), u.heard, u.err
 		u.mu.Unlock()
 		if err != nil && !refused || open <= most {
 			return err
@@ -427,38 +457,32 @@ func (u *Upload) wait(ctx context.Context, most int, refused bool) error {
 
 // Finish waits until all pieces are stored, and writes the description: from then on the payload
 // can be read. Drop it after an error. digest is the sender's, and readers check it.
-func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
+func (u *Upload) Finish(ctx context.Context, digest string) (Object, error) {
 	if err := u.Wait(ctx, 0); err != nil {
-		return Payload{}, err
+		return Object{}, err
 	}
 	if u.sum != nil {
 		digest = codec.DigestText(u.sum.Sum(nil))
 	}
-	p := Payload{Name: u.name, Digest: digest, Size: u.size}
+	p := Object{Name: u.name, Digest: digest, Size: u.size}
 	p.info = jetstream.ObjectInfo{
 		ObjectMeta: jetstream.ObjectMeta{Name: u.name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(u.st.PieceBytes())}}, //nolint:gosec // half a megabyte
 		Bucket:     subjects.ObjectPayloads, NUID: u.nuid, Size: uint64(u.size), Chunks: uint32(u.sent), Digest: p.Digest,        //nolint:gosec // never negative
 	}
-	data, err := json.Marshal(p.info)
-	if err != nil {
-		return Payload{}, fmt.Errorf("describe the payload %s: %w", u.name, err)
-	}
-	m := nats.NewMsg(objectSubject(subjects.ObjectPayloads, u.name))
-	m.Data = data
-	// A name belongs to one payload: its reference means no other one.
 	ack, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	_, err = u.st.JetStream().PublishMsg(ack, m, jetstream.WithExpectStream(payloadStream), jetstream.WithExpectLastSequencePerSubject(0))
+	// A name belongs to one payload: its reference means no other one.
+	_, err := u.st.describe(ack, subjects.ObjectPayloads, p)
 	switch {
-	case err == nil:
-		u.inbox.Close()
-		return p, nil
-	case isAPIError(err, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant):
-		return Payload{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a payload named %q exists already: use another name", u.name).WithOrigin(toolmesh.OriginMesh)
-	case Full(err):
-		return Payload{}, ErrPayloadsFull(err.Error())
+	case errors.Is(err, ErrConflict):
+		return Object{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a payload named %q exists already: use another name", u.name).WithOrigin(toolmesh.OriginMesh)
+	case errors.Is(err, ErrFull):
+		return Object{}, ErrPayloadsFull(err.Error())
+	case err != nil:
+		return Object{}, err
 	}
-	return Payload{}, apiError("store a payload", err)
+	u.inbox.Close()
+	return p, nil
 }
 
 // Drop removes the stored pieces of an upload that is not finished.

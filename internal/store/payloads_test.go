@@ -12,13 +12,13 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-func upload(t *testing.T, b store.Store, name, value string) store.Payload {
+func upload(t *testing.T, b store.Store, name, value string) store.Object {
 	t.Helper()
-	u, err := b.NewUpload(name, "s", true, nil)
+	u, err := b.NewUpload(name, "s", true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := u.Write([]byte(value)); err != nil {
+	if err := u.Write([]byte(value), nil); err != nil {
 		t.Fatal(err)
 	}
 	p, err := u.Finish(t.Context(), "")
@@ -59,11 +59,11 @@ func TestPayloadNamesAreTakenOnce(t *testing.T) {
 		b := open(t, top.Serve(t), nil)
 		ensure(t, b, nil)
 		first := upload(t, b, "s.x", "one")
-		u, err := b.NewUpload("s.x", "s", true, nil)
+		u, err := b.NewUpload("s.x", "s", true)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := u.Write([]byte("two")); err != nil {
+		if err := u.Write([]byte("two"), nil); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := u.Finish(t.Context(), ""); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {

@@ -62,7 +62,7 @@ func TestProgressWhereItRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.Close() })
+	t.Cleanup(func() { meshtest.End(t, r) })
 	testmesh.Start(t, r)
 	session, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: "mine"})
 	if err != nil {

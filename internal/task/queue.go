@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -41,12 +40,7 @@ func levelOf(queued uint64) int {
 // the broker a moment.
 const levelsKept = time.Second
 
-// crowds are the sessions with hundreds of tasks. The zero value is empty.
-type crowds struct {
-	mu    sync.Mutex
-	until map[string]crowd // by the counted thing
-}
-
+// crowd is the count of a session with hundreds of tasks.
 type crowd struct {
 	queued uint64
 	until  time.Time
@@ -60,39 +54,36 @@ func (s *Service) level(ctx context.Context, session subjects.SessionID, priorit
 	if err != nil {
 		return 0, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
-	c, now := &s.crowds, time.Now()
-	c.mu.Lock()
-	known := c.until[of]
-	if now.Before(known.until) {
-		known.queued++
-		c.until[of] = known
-		c.mu.Unlock()
-		return levelOf(known.queued), nil
+	known := func() bool { // and counts one more; s.mu is held
+		c, ok := s.crowds[of]
+		if ok = ok && time.Now().Before(c.until); ok {
+			s.crowds[of] = crowd{c.queued + 1, c.until}
+		}
+		return ok
 	}
-	c.mu.Unlock()
-	queued, err := s.queuedOf(ctx, account, of)
-	switch {
-	case err != nil:
-		return 0, err
-	case int64(queued) > s.stores.records: //nolint:gosec // fewer than 2^63
-		return 0, full("the session's part of the queue of tasks") // only tasks that are queued again and again get there
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !known() {
+		s.mu.Unlock()
+		queued, err := s.queuedOf(ctx, account, of)
+		s.mu.Lock()
+		switch {
+		case err != nil:
+			return 0, err
+		case int64(queued) > s.stores.records: //nolint:gosec // fewer than 2^63
+			return 0, full("the session's part of the queue of tasks") // only tasks that are queued again and again get there
+		case known(): // others asked at once
+		case account != "" && levelOf(queued) < levels-2:
+			delete(s.crowds, of)
+			return levelOf(queued), nil
+		default:
+			if len(s.crowds) >= mostCrowds {
+				clear(s.crowds)
+			}
+			s.crowds[of] = crowd{queued, time.Now().Add(levelsKept)}
+		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if known = c.until[of]; now.Before(known.until) { // others asked at once
-		known.queued++
-		c.until[of] = known
-		return levelOf(known.queued), nil
-	}
-	if account != "" && levelOf(queued) < levels-2 {
-		delete(c.until, of)
-		return levelOf(queued), nil
-	}
-	if c.until == nil || len(c.until) >= mostCrowds {
-		c.until = make(map[string]crowd)
-	}
-	c.until[of] = crowd{queued, now.Add(levelsKept)}
-	return levelOf(queued), nil
+	return levelOf(s.crowds[of].queued), nil
 }
 
 // queuedOf counts the tasks that an account has in the queue, of the subjects that a filter

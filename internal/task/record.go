@@ -128,13 +128,13 @@ func (s *Service) encode(r *record) ([]byte, error) {
 	}
 	if limit := s.bus.MaxPayload() - recordRoom; limit > 0 && int64(len(value)) > limit {
 		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the task's record has %d bytes, and a message holds %d", len(value), limit).
-			WithDetail("limit", limit).WithDetail("size", len(value))
+			WithDetail("limit", limit).WithDetail("size", len(value)).WithStarted(toolmesh.StartedNo)
 	}
 	return value, nil
 }
 
-// write stores a record over the one that was read; [store.ErrConflict] if that has changed. An
-// ended task is kept for its ttl.
+// write stores a record over the one that was read, or a first one; [store.ErrConflict] if that has
+// changed, or there is one. An ended task is kept for its ttl.
 func (s *Service) write(ctx context.Context, t *stored) error {
 	t.Error = cut(t.Error)
 	value, err := s.encode(&t.record)
@@ -147,7 +147,12 @@ func (s *Service) write(ctx context.Context, t *stored) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, storeWait)
 	defer cancel()
-	revision, err := s.bus.Update(ctx, t.key, value, t.revision, ttl)
+	revision := t.revision
+	if revision == 0 {
+		revision, err = s.bus.Create(ctx, t.key, value, ttl)
+	} else {
+		revision, err = s.bus.Update(ctx, t.key, value, revision, ttl)
+	}
 	if err == nil {
 		t.revision = revision
 	}

@@ -153,7 +153,7 @@ func runsWith(t testing.TB, nc *nats.Conn, options task.Options, changes ...func
 	}
 	sessions.Use(view)
 	store := testmesh.Store(t, b)
-	responder, err := registry.NewResponder(b, view, store, nil)
+	responder, err := registry.NewResponder(b, view, store)
 	if err != nil {
 		t.Fatal(err)
 	}

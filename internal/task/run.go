@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -47,63 +47,34 @@ type run struct {
 	session subjects.SessionID
 	account subjects.SessionID // whose share it counts in
 	id      subjects.RPCID
+	key     string
 	ctx     context.Context // of its call
 	// leave ends it: with errTaken or client.ErrLeft the call goes on without this runner,
 	// with anything else it is cancelled.
 	leave context.CancelCauseFunc
 
-	mu   sync.Mutex // guards the fields below
 	m    *nats.Msg
 	kept time.Time // when the broker last confirmed that this runner works on the task
-	// adopted says that m was delivered while the run went on, and is not settled.
-	adopted bool
 
-	pool  string              // the pool whose node the task waits for; for the run's goroutine only
-	looks chan struct{}       // capacity 1: read the record again
-	told  chan codec.Progress // capacity 1: how far the call is
+	pool string              // the pool whose node the task waits for; for the run's goroutine only
+	told chan codec.Progress // capacity 1: how far the call is
 }
 
-// adopt takes a message that was delivered again while the run goes on.
-func (r *run) adopt(m *nats.Msg) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.m, r.kept, r.adopted = m, time.Now(), true
-}
-
-// handled returns the message and marks it as settled.
-func (r *run) handled() *nats.Msg {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.adopted = false
-	return r.m
-}
-
-// unhandled returns a message that was adopted too late for the run to handle it.
-func (r *run) unhandled() *nats.Msg {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.adopted {
-		return nil
-	}
-	return r.m
-}
-
-func (r *run) message() *nats.Msg {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.m
-}
+// A message that is delivered again while its task runs here is ignored: the broker takes what one
+// delivery is answered with for all of them. So a run is forgotten before it answers: what is
+// delivered from then on begins another one.
 
 // done removes the message. It is for tasks that have ended only: several runners may have a
 // delivery of one message, and the acknowledgement of one takes it from all.
-func (r *run) done() { _ = r.handled().Ack() }
+func (r *run) done() {
+	r.s.exit(r)
+	_ = r.m.Ack()
+}
 
 // again has the broker deliver the message again after a while, to any runner.
-func (r *run) again(after time.Duration) { _ = r.handled().NakWithDelay(after) }
-
-// look has the run read the record soon.
-func (r *run) look() {
-	wake.Up(r.looks)
+func (r *run) again(after time.Duration) {
+	r.s.exit(r)
+	_ = r.m.NakWithDelay(after)
 }
 
 // progress has the run write how far the call is. A report that comes before the last one is
@@ -196,13 +167,12 @@ func (r *run) read() (t *stored, fresh bool) {
 	if t.State == codec.TaskRunning {
 		return t, false
 	}
-	m := r.message()
-	meta, err := m.Metadata()
+	meta, err := r.m.Metadata()
 	first := t.Error == nil && t.Due.IsZero()
 	switch {
 	case err == nil && first && meta.NumDelivered == 1:
 		return t, true
-	case first && m.Header.Get(jetstream.MsgIDHeader) == messageID(t):
+	case first && r.m.Header.Get(jetstream.MsgIDHeader) == messageID(t):
 		return t, false // a runner had the message, and wrote nothing
 	}
 	if r.await(t) != nil {
@@ -262,7 +232,14 @@ func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
 		if err != nil {
 			return nil, err
 		}
-		result, err := r.once(caller, &made, n, timeout, args, client.WhenReferred(held.free))
+		options := []client.CallOption{
+			client.WhenReferred(held.free), client.WithRPCID(made.callID(n)), client.WithTimeout(timeout), client.WithLineage(client.Lineage{Parent: made.Parent}),
+			client.NoWait(), client.Outlive(), client.WithProgress(r.progress),
+		}
+		if made.Key != "" {
+			options = append(options, client.WithIdempotencyKey(made.Key))
+		}
+		result, err := caller.Call(r.ctx, made.Tool, args, options...)
 		held.free()
 		e := toolmesh.AsError(err)
 		if e == nil || e.Code != toolmesh.CodeBusy || !waits(e) || !r.s.await(over, r.account, made.Priority) {
@@ -285,15 +262,6 @@ func (r *run) args(made *record, held *holding, fresh bool) (json.RawMessage, er
 	return nil, e
 }
 
-// once makes a call.
-func (r *run) once(caller *client.Client, made *record, n int, timeout time.Duration, args json.RawMessage, referred client.CallOption) (*client.Result, error) {
-	options := []client.CallOption{referred, client.WithRPCID(made.callID(n)), client.WithTimeout(timeout), client.WithLineage(client.Lineage{Parent: made.Parent}), client.NoWait(), client.Outlive(), client.WithProgress(r.progress)}
-	if made.Key != "" {
-		options = append(options, client.WithIdempotencyKey(made.Key))
-	}
-	return caller.Call(r.ctx, made.Tool, args, options...)
-}
-
 // attend follows a call until r's context ends. It marks the task as running and tells the
 // broker that the task is worked on. It leaves the call when the broker has not confirmed that
 // for so long that another runner may have the message.
@@ -301,13 +269,23 @@ func (r *run) attend(t *stored, n int) {
 	timer := time.NewTimer(markAfter)
 	defer timer.Stop()
 	marked := t.State == codec.TaskRunning && t.Runner == r.s.name
+	changes := make(chan *nats.Msg, 8) // of the record, also by this run
+	var sub *nats.Subscription
+	defer func() {
+		if sub != nil {
+			_ = sub.Unsubscribe()
+		}
+	}()
 	for {
 		look := false
 		select {
 		case <-r.ctx.Done():
 			return
-		case <-r.looks:
-			look = true
+		case m := <-changes:
+			revision, _ := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64)
+			if look = revision > t.revision; !look {
+				continue
+			}
 		case p := <-r.told:
 			if t.State == codec.TaskRunning && (t.Progress == nil || !t.Progress.Same(p)) {
 				next := *t
@@ -316,6 +294,9 @@ func (r *run) attend(t *stored, n int) {
 			}
 			continue
 		case <-timer.C:
+			if sub == nil { // before the record is written or read: no change is missed
+				sub, _ = r.s.bus.Conn().ChanSubscribe(subjects.RegistryChange(t.key.Bucket, t.key.Name), changes)
+			}
 		}
 		switch {
 		case !marked && !look:
@@ -375,9 +356,7 @@ func (r *run) follow(t *stored, n int) {
 func (r *run) keep() time.Duration {
 	ctx, cancel := context.WithTimeout(r.ctx, keepEvery)
 	defer cancel()
-	err := r.message().InProgress(nats.Context(ctx))
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	err := r.m.InProgress(nats.Context(ctx))
 	if err == nil {
 		r.kept = time.Now()
 		return keepEvery

@@ -1,6 +1,7 @@
 package task
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -83,25 +84,15 @@ func (l *lane) free(now time.Time) bool {
 // exists, so that their order counts. A lane that has none is then asked for the next to come.
 func (s *Service) fill() {
 	now := time.Now()
-	count := len(s.lanes)
-	for i := range count {
-		l := s.lanes[i]
-		if s.turn%otherEnd == otherEnd-1 {
-			l = s.lanes[count-1-i]
-		}
-		if !l.asked.IsZero() && l.probe && !l.free(now) {
-			return // its answer comes first
-		}
+	if slices.ContainsFunc(s.lanes, func(l *lane) bool { return !l.asked.IsZero() && l.probe && !l.free(now) }) {
+		return // its answer comes first
 	}
-	for i := range count {
-		l := s.lanes[i]
-		if s.turn%otherEnd == otherEnd-1 {
-			l = s.lanes[count-1-i]
-		}
-		if l.free(now) && s.room(l) {
-			s.ask(l, 0)
-			return
-		}
+	lanes := slices.Clone(s.lanes)
+	if s.turn%otherEnd == otherEnd-1 {
+		slices.Reverse(lanes)
+	}
+	if i := slices.IndexFunc(lanes, func(l *lane) bool { return l.free(now) && s.room(l) }); i >= 0 {
+		s.ask(lanes[i], 0)
 	}
 }
 
@@ -172,66 +163,38 @@ func (s *Service) take(m *nats.Msg) {
 		_ = m.Ack()
 		return
 	}
-	r := s.newRun(subject.Session, subject.RPC, m)
-	if other := s.enter(key.Name, r); other != nil {
-		other.adopt(m)
+	account := s.account(subject.Session)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running[key.Name] != nil {
 		return
 	}
+	r := &run{s: s, session: subject.Session, account: account, id: subject.RPC, key: key.Name, m: m, kept: time.Now(), told: make(chan codec.Progress, 1)}
+	r.ctx, r.leave = context.WithCancelCause(s.base)
+	s.running[r.key] = r
+	s.active[account]++
+	delete(s.awaited, r.key) // it is looked at
 	s.work.Go(func() {
-		defer s.exit(key.Name, r)
+		defer s.exit(r)
 		r.do()
 	})
 }
 
-func (s *Service) newRun(session subjects.SessionID, id subjects.RPCID, m *nats.Msg) *run {
-	r := &run{s: s, session: session, account: s.account(session), id: id, m: m, kept: time.Now(), looks: make(chan struct{}, 1), told: make(chan codec.Progress, 1)}
-	r.ctx, r.leave = context.WithCancelCause(s.base)
-	return r
-}
-
-// enter notes a run. If another run has its task it returns that one and notes nothing.
-func (s *Service) enter(key string, r *run) (other *run) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if other = s.running[key]; other == nil {
-		s.running[key] = r
-		s.active[r.account]++
-		delete(s.awaited, key) // it is looked at
-	}
-	return other
-}
-
-// exit forgets a run that has ended.
-func (s *Service) exit(key string, r *run) {
+// exit forgets a run, once.
+func (s *Service) exit(r *run) {
 	r.leave(nil)
 	s.mu.Lock()
-	delete(s.running, key)
-	if s.active[r.account]--; s.active[r.account] == 0 {
-		delete(s.active, r.account)
+	ends := s.running[r.key] == r
+	if ends {
+		delete(s.running, r.key)
+		if s.active[r.account]--; s.active[r.account] == 0 {
+			delete(s.active, r.account)
+		}
 	}
 	s.mu.Unlock()
-	if m := r.unhandled(); m != nil {
-		s.take(m)
-	}
-	s.wake()
-	wake.Up(s.freed)
-}
-
-// hear has the run of a task that was changed read its record.
-func (s *Service) hear(m *nats.Msg) {
-	subject, err := subjects.Parse(m.Subject)
-	if err != nil {
-		return
-	}
-	key, err := keyOf(subject.Session, subjects.RPCID(m.Data))
-	if err != nil {
-		return
-	}
-	s.mu.Lock()
-	r := s.running[key.Name]
-	s.mu.Unlock()
-	if r != nil {
-		r.look()
+	if ends {
+		s.wake()
+		wake.Up(s.freed)
 	}
 }
 
@@ -255,7 +218,7 @@ func (s *Service) await(ctx context.Context, account subjects.SessionID, priorit
 	case <-ctx.Done():
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.waiting = slices.DeleteFunc(s.waiting, func(other *waiter) bool { return other == w })
+		s.forget(w)
 		return false
 	}
 }
@@ -268,13 +231,14 @@ func (s *Service) wake() {
 	if len(s.waiting) == 0 {
 		return
 	}
-	best := 0
-	for i, w := range s.waiting {
-		first := s.waiting[best]
-		if fewer := s.active[w.account] - s.active[first.account]; fewer < 0 || fewer == 0 && w.priority > first.priority {
-			best = i
-		}
-	}
-	close(s.waiting[best].awake)
-	s.waiting = slices.Delete(s.waiting, best, best+1)
+	first := slices.MinFunc(s.waiting, func(a, b *waiter) int {
+		return cmp.Or(cmp.Compare(s.active[a.account], s.active[b.account]), cmp.Compare(b.priority, a.priority))
+	})
+	close(first.awake)
+	s.forget(first)
+}
+
+// forget removes a waiter; s.mu is held.
+func (s *Service) forget(w *waiter) {
+	s.waiting = slices.DeleteFunc(s.waiting, func(other *waiter) bool { return other == w })
 }

@@ -32,37 +32,26 @@ func (r *record) when(q *codec.TaskRequest, now time.Time) error {
 	if q.CatchUp != "" && !slices.Contains(codec.CatchUps(), q.CatchUp) || q.CatchUp != "" && q.EveryMS == 0 && q.Cron == "" {
 		return invalid("catch_up is %q: it is one of %v, of a schedule", q.CatchUp, codec.CatchUps())
 	}
-	given := 0
-	for _, is := range []bool{q.At != "", q.InMS != 0, q.EveryMS != 0, q.Cron != ""} {
-		if is {
-			given++
+	milliseconds := func(ms int64) string {
+		if ms == 0 {
+			return ""
 		}
+		return strconv.FormatInt(ms, 10)
 	}
+	given := slices.DeleteFunc([][2]string{{"at", q.At}, {"in_ms", milliseconds(q.InMS)}, {"every_ms", milliseconds(q.EveryMS)}, {"cron", q.Cron}},
+		func(option [2]string) bool { return option[1] == "" })
 	switch {
-	case given == 0:
+	case len(given) == 0:
 		return nil
-	case given > 1:
+	case len(given) > 1:
 		return invalid("at, in_ms, every_ms and cron exclude each other")
-	case q.InMS < 0:
-		return invalid("in_ms is %d: it cannot be negative", q.InMS)
-	case q.EveryMS != 0 && q.EveryMS < leastEvery.Milliseconds():
-		return invalid("every_ms is %d: it is at least %d", q.EveryMS, leastEvery.Milliseconds())
 	}
-	r.State = codec.TaskScheduled
-	switch {
-	case q.At != "":
-		r.When = "at " + q.At
-	case q.InMS > 0:
-		r.When = "in_ms " + strconv.FormatInt(q.InMS, 10)
-	case q.EveryMS > 0:
-		r.When = "every_ms " + strconv.FormatInt(q.EveryMS, 10)
-	default:
-		r.When = "cron " + q.Cron
-	}
+	r.State, r.When = codec.TaskScheduled, strings.Join(given[0][:], " ")
 	if q.CatchUp != "" {
 		r.When += " catch_up " + q.CatchUp
 	}
 	defer func() { r.Due = r.Due.Add(time.Second - 1).Truncate(time.Second) }() // as the broker has it
+	var err error
 	switch {
 	case q.At != "":
 		at, err := time.Parse(time.RFC3339Nano, q.At)
@@ -70,16 +59,18 @@ func (r *record) when(q *codec.TaskRequest, now time.Time) error {
 			return invalid("at is %q: it is a time like 2026-01-02T15:04:05Z", q.At)
 		}
 		r.Due = at.UTC()
+	case q.InMS < 0:
+		return invalid("in_ms is %d: it cannot be negative", q.InMS)
 	case q.InMS > 0:
 		r.Due = now.Add(toolmesh.Millis(q.InMS))
-	case q.EveryMS > 0:
-		r.EveryMS = q.EveryMS
-	default:
-		var err error
+	case q.Cron != "":
 		r.Cron, err = cronLine(q.Cron)
-		return err
+	case q.EveryMS < leastEvery.Milliseconds():
+		return invalid("every_ms is %d: it is at least %d", q.EveryMS, leastEvery.Milliseconds())
+	default:
+		r.EveryMS = q.EveryMS
 	}
-	return nil
+	return err
 }
 
 // cronLine is a cron line as the broker reads it, which has seconds in front. Whether it

@@ -271,7 +271,7 @@ func TestTasksEndWithTheirSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.Close() })
+	t.Cleanup(func() { meshtest.End(t, r) })
 	session, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: "mine"})
 	if err != nil {
 		t.Fatal(err)

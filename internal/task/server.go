@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -71,7 +72,7 @@ func (s *Service) receive(m *nats.Msg) {
 			WithStarted(toolmesh.StartedNo).WithDetail("limit", "requests").WithDetail("max", mostRequests)
 	}
 	if err != nil {
-		s.respond(m, nil, err)
+		s.bus.Respond(m, nil, err)
 		return
 	}
 	s.requests.Go(func() {
@@ -81,8 +82,16 @@ func (s *Service) receive(m *nats.Msg) {
 		held := &holding{s: s, account: account}
 		defer held.free()
 		answer, err := s.handle(ctx, subject, &q, held)
-		s.respond(m, answer, err)
+		s.bus.Respond(m, answer, err)
 	})
+}
+
+// verbs are the requests about one task, and what they do to it.
+var verbs = map[string]func(*Service, context.Context, subjects.SessionID, *codec.TaskRequest) (*stored, error){
+	codec.TaskShow: func(s *Service, ctx context.Context, session subjects.SessionID, q *codec.TaskRequest) (*stored, error) {
+		return s.mine(ctx, session, q.ID)
+	},
+	codec.TaskWait: (*Service).wait, codec.TaskCancel: (*Service).cancel, codec.TaskRetry: (*Service).retry,
 }
 
 func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec.TaskRequest, held *holding) (any, error) {
@@ -98,26 +107,16 @@ func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec
 	case codec.TaskRemove:
 		done, err := s.remove(ctx, subject.Session, q)
 		return done, gone(err, subject.Session, q.ID)
-	case codec.TaskShow, codec.TaskWait, codec.TaskCancel, codec.TaskRetry:
-	default:
-		return nil, invalid("tasks have no %q: %s, %s, %s, %s, %s, %s and %s are possible", subject.Verb,
-			codec.TaskSubmit, codec.TaskShow, codec.TaskList, codec.TaskWait, codec.TaskCancel, codec.TaskRetry, codec.TaskRemove)
 	}
-	if q.ID == "" {
+	do := verbs[subject.Verb]
+	switch {
+	case do == nil:
+		return nil, invalid("tasks have no %q: %s, %s, %s and %s are possible", subject.Verb,
+			codec.TaskSubmit, codec.TaskList, codec.TaskRemove, strings.Join(slices.Sorted(maps.Keys(verbs)), ", "))
+	case q.ID == "":
 		return nil, invalid("id is missing or empty: it is that of a task")
 	}
-	var t *stored
-	var err error
-	switch subject.Verb {
-	case codec.TaskShow:
-		t, err = s.mine(ctx, subject.Session, q.ID)
-	case codec.TaskWait:
-		t, err = s.wait(ctx, subject.Session, q)
-	case codec.TaskCancel:
-		t, err = s.cancel(ctx, subject.Session, q.ID)
-	default:
-		t, err = s.retry(ctx, subject.Session, q.ID)
-	}
+	t, err := do(s, ctx, subject.Session, q)
 	if err != nil {
 		return nil, gone(err, subject.Session, q.ID)
 	}
@@ -130,24 +129,6 @@ func gone(err error, session subjects.SessionID, id subjects.RPCID) error {
 		return toolmesh.Errorf(toolmesh.CodeNotFound, "session %q has no task %q: it was not submitted there, or its ttl is over", session, id).WithStarted(toolmesh.StartedNo)
 	}
 	return err
-}
-
-func (s *Service) respond(m *nats.Msg, answer any, err error) {
-	out := &nats.Msg{Subject: m.Reply}
-	if err == nil {
-		out.Data, err = tool.MarshalPlain(answer)
-	}
-	if err != nil {
-		e := toolmesh.AsError(err)
-		if e.Origin == "" {
-			e = e.WithOrigin(toolmesh.OriginMesh)
-		}
-		header, body := codec.ErrorReply(e)
-		out.Header, out.Data = nats.Header(header), body
-	}
-	if err := s.bus.Conn().PublishMsg(out); err != nil {
-		s.log.Warn("a request about tasks is not answered", slog.String("error", err.Error()))
-	}
 }
 
 // mine is [Service.load] without the tasks of an earlier session of the name.
@@ -348,13 +329,8 @@ func sameArgs(a, b []byte) bool {
 
 // create stores the record of a new task.
 func (s *Service) create(ctx context.Context, t *stored) error {
-	value, err := s.encode(&t.record)
-	if err != nil {
-		return toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
-	}
-	ctx, cancel := context.WithTimeout(ctx, storeWait)
-	defer cancel()
-	t.revision, err = s.bus.Create(ctx, t.key, value, 0)
+	t.revision = 0
+	err := s.write(ctx, t)
 	if store.Full(err) {
 		return full("the store of tasks")
 	}
@@ -389,9 +365,9 @@ func (s *Service) change(ctx context.Context, session subjects.SessionID, id sub
 }
 
 // cancel ends a task, or a schedule. One that has ended already stays as it is.
-func (s *Service) cancel(ctx context.Context, session subjects.SessionID, id subjects.RPCID) (*stored, error) {
+func (s *Service) cancel(ctx context.Context, session subjects.SessionID, q *codec.TaskRequest) (*stored, error) {
 	scheduled := false
-	t, err := s.change(ctx, session, id, func(t *stored) (bool, error) {
+	t, err := s.change(ctx, session, q.ID, func(t *stored) (bool, error) {
 		scheduled = t.State == codec.TaskScheduled
 		if t.State.Ended() {
 			return false, nil
@@ -407,38 +383,26 @@ func (s *Service) cancel(ctx context.Context, session subjects.SessionID, id sub
 		return t, err
 	}
 	if scheduled && s.schedules {
-		if err := s.unschedule(ctx, session, id); err != nil {
+		if err := s.unschedule(ctx, session, q.ID); err != nil {
 			// Only its record counts: messages of the schedule are dropped.
-			s.log.Warn("the schedule of a task that was cancelled goes on", slog.String("rpc_id", string(id)), slog.String("error", err.Error()))
+			s.log.Warn("the schedule of a task that was cancelled goes on", slog.String("rpc_id", string(q.ID)), slog.String("error", err.Error()))
 		}
 	}
-	s.tell(session, id)
 	return t, nil
 }
 
-// tell makes the runner of a task read its record.
-func (s *Service) tell(session subjects.SessionID, id subjects.RPCID) {
-	subject, err := subjects.Event(subjects.EventTask, session)
-	if err == nil {
-		err = s.bus.Conn().Publish(subject, []byte(id))
-	}
-	if err != nil {
-		s.log.Debug("the runner of a task hears of its end later", slog.String("rpc_id", string(id)), slog.String("error", err.Error()))
-	}
-}
-
 // retry queues a task again that failed or was cancelled, with all its attempts.
-func (s *Service) retry(ctx context.Context, session subjects.SessionID, id subjects.RPCID) (*stored, error) {
-	t, err := s.change(ctx, session, id, func(t *stored) (bool, error) {
+func (s *Service) retry(ctx context.Context, session subjects.SessionID, q *codec.TaskRequest) (*stored, error) {
+	t, err := s.change(ctx, session, q.ID, func(t *stored) (bool, error) {
 		switch {
 		case t.State == codec.TaskQueued && t.Made > 0:
 			return false, nil // asked twice
 		case t.State != codec.TaskFailed && t.State != codec.TaskCancelled:
-			return false, invalid("task %q is %s: only one that failed or was cancelled is tried again", id, t.State)
+			return false, invalid("task %q is %s: only one that failed or was cancelled is tried again", q.ID, t.State)
 		case t.unreadable:
 			return false, t.Error.WithStarted(toolmesh.StartedNo)
 		case t.recurs():
-			return false, invalid("task %q is a schedule that was cancelled: submit it anew", id)
+			return false, invalid("task %q is a schedule that was cancelled: submit it anew", q.ID)
 		}
 		t.Made += t.Attempts + 1
 		t.State, t.Attempts, t.Error, t.Ended, t.Started, t.Node, t.Due = codec.TaskQueued, 0, nil, time.Time{}, time.Time{}, "", time.Time{}

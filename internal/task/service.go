@@ -65,7 +65,6 @@ type Service struct {
 	subs     []*nats.Subscription
 	once     sync.Once
 
-	crowds  crowds
 	places  *fair.Room[subjects.SessionID] // requests that are answered, by account
 	held    *fair.Room[subjects.SessionID] // bytes of values that were read, by account
 	stores  room
@@ -85,6 +84,7 @@ type Service struct {
 	active  map[subjects.SessionID]int // runs, by account
 	waiting []*waiter
 	awaited map[string]awaited          // tasks that wait for a node, by key
+	crowds  map[string]crowd            // by the counted subjects
 	uses    map[subjects.SessionID]*use // by account
 	coming  map[subjects.SessionID]room // admitted and not stored yet, by account
 	counts  singleflight.Group          // listings of the stores for them
@@ -100,7 +100,7 @@ func New(b *bus.Bus, records *registry.Store, c *client.Client, opts *Options) *
 		freed: make(chan struct{}, 1), lanes: lanes(),
 		running: make(map[string]*run), active: make(map[subjects.SessionID]int), awaited: make(map[string]awaited),
 		places: fair.NewRoom[subjects.SessionID](mostRequests), held: fair.NewRoom[subjects.SessionID](heldBytes),
-		uses: make(map[subjects.SessionID]*use), coming: make(map[subjects.SessionID]room), stores: storeRoom, fired: firedMost,
+		crowds: make(map[string]crowd), uses: make(map[subjects.SessionID]*use), coming: make(map[subjects.SessionID]room), stores: storeRoom, fired: firedMost,
 	}
 	s.base, s.end = context.WithCancelCause(context.Background())
 	s.open, s.halt = context.WithCancel(context.Background())
@@ -137,22 +137,16 @@ func (s *Service) Start(ctx context.Context) (err error) {
 		return err
 	}
 	s.unhear = s.bus.OnState(func(bus.State) { s.renewed.Store(true) })
-	nc := s.bus.Conn()
-	for subject, receive := range map[string]nats.MsgHandler{
-		subjects.AllTaskEvents:                            s.hear,
-		subjects.RegistryChanges(subjects.BucketSessions): s.sessionChanged,
-	} {
-		sub, err := nc.Subscribe(subject, receive)
-		if err != nil {
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subject, err)
-		}
-		s.subs = append(s.subs, sub)
+	ended, err := s.bus.Conn().Subscribe(subjects.RegistryChanges(subjects.BucketSessions), s.sessionChanged)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "changes of sessions cannot be subscribed: %w", err)
 	}
-	sub, err := nc.QueueSubscribe(subjects.AllTaskVerbs, subjects.QueueGroup, s.receive)
+	s.subs = append(s.subs, ended)
+	asked, err := s.bus.Conn().QueueSubscribe(subjects.AllTaskVerbs, subjects.QueueGroup, s.receive)
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllTaskVerbs, err)
 	}
-	s.subs = append(s.subs, sub)
+	s.subs = append(s.subs, asked)
 	if err := s.bus.Ping(ctx); err != nil && s.bus.Connected() { // requests of other connections find it from now on
 		return err
 	}

@@ -103,13 +103,10 @@ func (h *holding) free() {
 // once they are in the stores, or are not to be: until then they count beside these.
 func (s *Service) roomFor(ctx context.Context, session subjects.SessionID, more room, over int64) (stored func(), err error) {
 	account := s.account(session)
-	u, err := s.useOf(ctx, session, account)
-	if err != nil {
-		return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for u.spent() { // by those that were given it at the same time
+	var u *use
+	for u == nil || u.spent() { // by those that were given it at the same time
 		s.mu.Unlock()
 		u, err = s.useOf(ctx, session, account)
 		s.mu.Lock()
@@ -191,8 +188,7 @@ func (s *Service) countUse(ctx context.Context, session, account subjects.Sessio
 		keys = "*.*"
 	}
 	bucket := subjects.BucketTaskState
-	found, err := s.bus.Find(ctx, subjects.KVStream(bucket),
-		store.Lookup{Subject: subjects.KVSubject(bucket, keys), From: 1, Pending: true}, store.Lookup{Subject: subjects.KVAll(bucket), From: 1, Pending: true})
+	records, err := s.bus.Info(ctx, subjects.KVStream(bucket), subjects.KVSubject(bucket, keys))
 	if err != nil {
 		return nil, err
 	}
@@ -200,29 +196,20 @@ func (s *Service) countUse(ctx context.Context, session, account subjects.Sessio
 	if err != nil {
 		return nil, err
 	}
-	u := &use{read: now, all: room{bytes: int64(values.State.Bytes)}} //nolint:gosec // fewer than 2^63
-	for i, n := range []*int64{&u.records, &u.all.records} {
-		if found[i] != nil {
-			*n = int64(found[i].Pending) + 1 //nolint:gosec // fewer than 2^63
+	u := &use{read: now, all: room{int64(records.State.Msgs), int64(values.State.Bytes)}} //nolint:gosec // fewer than 2^63
+	mine := func(key string) bool {
+		token, _, _ := strings.Cut(key, ".")
+		return account != "" || s.nobodys(token)
+	}
+	for subject := range records.State.Subjects {
+		if key, _ := subjects.KVKey(bucket, subject); mine(key) {
+			u.records++
 		}
 	}
 	for subject := range values.State.Subjects {
-		parts := strings.Split(strings.TrimPrefix(subject, valueParts), ".")
-		if size, _ := strconv.ParseInt(parts[2], 10, 64); account != "" || s.nobodys(parts[0]) {
+		if key := strings.TrimPrefix(subject, valueParts); mine(key) {
+			size, _ := strconv.ParseInt(strings.Split(key, ".")[2], 10, 64)
 			u.bytes += size
-		}
-	}
-	if account == "" {
-		of, err := s.bus.Info(ctx, subjects.KVStream(bucket), subjects.KVSubject(bucket, keys))
-		if err != nil {
-			return nil, err
-		}
-		u.records = 0
-		for subject := range of.State.Subjects {
-			name, _ := subjects.KVKey(bucket, subject)
-			if token, _, _ := strings.Cut(name, "."); s.nobodys(token) {
-				u.records++
-			}
 		}
 	}
 	u.add(coming, 1)

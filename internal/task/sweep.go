@@ -211,9 +211,6 @@ func (s *Service) endSession(ctx context.Context, session subjects.SessionID) er
 			return err
 		}
 		s.dropOf(ctx, t)
-		if !t.State.Ended() {
-			s.tell(session, t.ID)
-		}
 	}
 	return nil
 }

@@ -151,10 +151,8 @@ func (l *looseWriter) schema(o *object) *object {
 		case key == "$ref":
 			l.reference(o)
 			out.set(key, value)
-		case schemaWords[key], listWords[key], mapWords[key]:
+		case schemaWords[key], listWords[key], mapWords[key], plainWords[key]:
 			out.set(key, inner(key, value, l.value))
-		case plainWords[key]:
-			out.set(key, value)
 		}
 	}
 	if l.complete {
@@ -226,12 +224,8 @@ func (l *looseWriter) finish(o, out *object) {
 	if items != nil && (!isNever(items) || len(prefix) == 0) {
 		return
 	}
-	if items == nil {
-		out.set("items", newObject())
-		return
-	}
-	// A tuple: with maxItems the word items is about nothing.
-	if most, ok := size(out.get("maxItems")); !ok || most > len(prefix) {
+	// Of a tuple: with maxItems the word items is about nothing.
+	if most, ok := size(out.get("maxItems")); items != nil && (!ok || most > len(prefix)) {
 		out.set("maxItems", number(len(prefix)))
 	}
 	out.set("items", newObject())

@@ -3,10 +3,11 @@ package render
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
 	"slices"
 
+	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/toolmesh/toolmesh/tool"
@@ -102,61 +103,40 @@ func encodeText(v any) string {
 
 // decode reads one JSON value: objects as *object, numbers as json.Number. A
 // repeated key is an error: two readers would see two things.
-func decode(data []byte) (any, error) {
-	dec := jsontext.NewDecoder(bytes.NewBuffer(data), jsontext.AllowInvalidUTF8(true))
-	v, err := decodeValue(dec)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := dec.ReadToken(); err != io.EOF {
-		return nil, fmt.Errorf("more text after the value")
-	}
-	return v, nil
+func decode(data []byte) (v any, err error) {
+	err = jsonv2.Unmarshal(data, &v, jsontext.AllowInvalidUTF8(true), inOrder)
+	return v, err
 }
 
-func decodeValue(dec *jsontext.Decoder) (any, error) {
-	token, err := dec.ReadToken()
-	if err != nil {
-		return nil, err
-	}
-	if dec.StackDepth() > maxNesting {
-		return nil, fmt.Errorf("nested deeper than %d levels", maxNesting)
-	}
-	switch token.Kind() {
-	case '{':
-		o := newObject()
-		for dec.PeekKind() != '}' {
-			name, err := dec.ReadToken()
-			if err != nil {
-				return nil, err
-			}
-			key := name.String()
-			value, err := decodeValue(dec)
-			if err != nil {
-				return nil, err
-			}
-			o.set(key, value)
-		}
-		_, err := dec.ReadToken()
-		return o, err
-	case '[':
-		list := []any{}
-		for dec.PeekKind() != ']' {
-			one, err := decodeValue(dec)
-			if err != nil {
-				return nil, err
-			}
-			list = append(list, one)
-		}
-		_, err := dec.ReadToken()
-		return list, err
-	case '"':
-		return token.String(), nil
+// inOrder is how values of any type are read.
+var inOrder = jsonv2.WithUnmarshalers(jsonv2.UnmarshalFromFunc(func(dec *jsontext.Decoder, v *any) error {
+	switch dec.PeekKind() {
 	case '0':
-		return json.Number(token.String()), nil
-	case 'n':
-		return nil, nil //nolint:nilnil // it is JSON's null
-	default:
-		return token.Bool(), nil
+		number, err := dec.ReadValue()
+		*v = json.Number(number)
+		return err
+	case '{', '[':
+		if dec.StackDepth() >= maxNesting {
+			return fmt.Errorf("nested deeper than %d levels", maxNesting)
+		}
 	}
-}
+	if dec.PeekKind() != '{' {
+		return errors.ErrUnsupported
+	}
+	o := newObject()
+	*v = o
+	_, err := dec.ReadToken()
+	for err == nil && dec.PeekKind() != '}' {
+		var name jsontext.Token
+		if name, err = dec.ReadToken(); err != nil {
+			break
+		}
+		key, value := name.String(), any(nil)
+		err = jsonv2.UnmarshalDecode(dec, &value)
+		o.set(key, value)
+	}
+	if err == nil {
+		_, err = dec.ReadToken()
+	}
+	return err
+}))

@@ -40,11 +40,8 @@ func ParseFormat(text string) (Format, error) {
 	if f := Format(text); slices.Contains(Formats(), f) {
 		return f, nil
 	}
-	names := make([]string, len(Formats()))
-	for i, f := range Formats() {
-		names[i] = string(f)
-	}
-	return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no format %q; the formats are %s", text, strings.Join(names, ", "))
+	names := strings.Trim(strings.ReplaceAll(fmt.Sprint(Formats()), " ", ", "), "[]")
+	return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no format %q; the formats are %s", text, names)
 }
 
 // Rendered is one tool as one provider takes it. It is immutable: any number of

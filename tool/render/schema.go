@@ -431,15 +431,10 @@ func merge(a, b *object) bool {
 }
 
 func sameNames(a, b *object) bool {
-	if a == nil || b == nil || len(a.keys) != len(b.keys) {
-		return a == nil && b == nil
+	if a == nil || b == nil {
+		return a == b
 	}
-	for _, key := range a.keys {
-		if !b.has(key) {
-			return false
-		}
-	}
-	return true
+	return len(a.keys) == len(b.keys) && !slices.ContainsFunc(a.keys, func(key string) bool { return !b.has(key) })
 }
 
 // rational reads a number of a schema, which tool.Compile has bounded.
@@ -507,13 +502,11 @@ func typeOf(kinds []string) any {
 func intersect(a, b []string) []string {
 	var out []string
 	for _, kind := range a {
-		switch {
-		case slices.Contains(b, kind):
+		if kind == "number" && !slices.Contains(b, "number") {
+			kind = "integer"
+		}
+		if slices.Contains(b, kind) || kind == "integer" && slices.Contains(b, "number") {
 			out = append(out, kind)
-		case kind == "integer" && slices.Contains(b, "number"):
-			out = append(out, kind)
-		case kind == "number" && slices.Contains(b, "integer"):
-			out = append(out, "integer")
 		}
 	}
 	return out
@@ -562,38 +555,4 @@ func choices(o *object) ([]any, bool) {
 		}
 	}
 	return kept, true
-}
-
-// takesNull says whether null fits a schema. It may say yes of one that
-// refuses null by words other than type, enum, const, $ref and alternatives.
-func (s *schema) takesNull(o *object) bool {
-	visits := 1000
-	return s.null(o, &visits)
-}
-
-func (s *schema) null(o *object, visits *int) bool {
-	if *visits--; *visits < 0 || isNever(o) {
-		return false
-	}
-	if target, _ := s.target(o); target != nil && !s.null(target, visits) {
-		return false
-	}
-	if o.has("type") && !slices.Contains(kindsOf(o.get("type")), "null") {
-		return false
-	}
-	if values, ok := choices(o); ok && !contains(values, nil) {
-		return false
-	}
-	takes := func(one any) bool { return s.null(one.(*object), visits) }
-	for _, one := range o.list("allOf") {
-		if !takes(one) {
-			return false
-		}
-	}
-	for _, word := range []string{"anyOf", "oneOf"} {
-		if o.has(word) && !slices.ContainsFunc(o.list(word), takes) {
-			return false
-		}
-	}
-	return true
 }

@@ -41,6 +41,8 @@ type strictWriter struct {
 	started map[string]bool
 	count   int
 	notes   notes
+
+	properties, enums, text int // as the limits count them
 }
 
 func (s *strictWriter) refuse(path, format string, args ...any) { s.reasons.add(path, format, args...) }
@@ -48,11 +50,17 @@ func (s *strictWriter) refuse(path, format string, args ...any) { s.reasons.add(
 // arguments renders the root, which is flat and an object.
 func (s *strictWriter) arguments(root *object) *object {
 	out := s.schema(root, "", 0)
-	if len(s.reasons.texts) == 0 {
-		if len(s.defs.keys) > 0 {
-			out.set("$defs", s.defs)
-		}
-		s.limits(out)
+	if len(s.defs.keys) > 0 {
+		out.set("$defs", s.defs)
+	}
+	if s.properties > strictProperties {
+		s.refuse("", "it has more than %d properties", strictProperties)
+	}
+	if s.enums > strictEnums {
+		s.refuse("", "its enums have more than %d values", strictEnums)
+	}
+	if s.text > strictText {
+		s.refuse("", "its names and enum values have more than %d characters", strictText)
 	}
 	return out
 }
@@ -60,12 +68,16 @@ func (s *strictWriter) arguments(root *object) *object {
 // schema renders one schema. After a refusal its result is not used.
 func (s *strictWriter) schema(o *object, path string, depth int) *object {
 	s.count++
-	if s.count > maxNodes || depth > 64 {
+	if s.count > maxNodes {
 		s.refuse("", "the schema is too large")
 		return newObject()
 	}
+	if depth > strictDepth {
+		s.refuse("", "it nests deeper than %d levels", strictDepth)
+		return newObject()
+	}
 	if target, name := s.in.target(o); target != nil && !asserts(o, "$ref") {
-		return s.reference(target, name, o.text("description"), depth)
+		return s.reference(target, name, o.text("description"))
 	}
 	flat, exact := s.in.flat(o)
 	if !exact {
@@ -144,11 +156,12 @@ func without(o *object, kind string) *object {
 
 // reference keeps a $ref: strict schemas may be recursive. Nothing may stand
 // beside it, so a description goes around it.
-func (s *strictWriter) reference(target *object, name, text string, depth int) *object {
+func (s *strictWriter) reference(target *object, name, text string) *object {
 	if !s.started[name] {
 		s.started[name] = true
+		s.text += len(name)
 		s.defs.set(name, newObject()) // its place
-		s.defs.set(name, s.schema(target, name, depth+1))
+		s.defs.set(name, s.schema(target, name, 1))
 	}
 	out := newObject("$ref", "#/$defs/"+name)
 	if text != "" {
@@ -166,6 +179,7 @@ func (s *strictWriter) typed(o *object, kind, path string, depth int) *object {
 			s.refuse(path, "strict has no enum of objects or arrays")
 		}
 		out.set("enum", values)
+		s.countEnum(values)
 		out.setText(text, o)
 		return out
 	}
@@ -198,6 +212,21 @@ func (s *strictWriter) typed(o *object, kind, path string, depth int) *object {
 	}
 	out.setText(text, o)
 	return out
+}
+
+func (s *strictWriter) countEnum(values []any) {
+	length := 0
+	for _, one := range values {
+		if text, ok := one.(string); ok {
+			length += len(text)
+		} else {
+			length += len(encodeText(one))
+		}
+	}
+	s.enums, s.text = s.enums+len(values), s.text+length
+	if len(values) > strictLongEnum && length > strictEnumText {
+		s.refuse("", "an enum has more than %d values of more than %d characters together", strictLongEnum, strictEnumText)
+	}
 }
 
 // joined puts a sentence behind a text.
@@ -312,8 +341,9 @@ func (s *strictWriter) members(o, out *object, path string, depth int) {
 		if isNever(inner) && optional {
 			continue // the one value that it may have is none
 		}
+		s.properties, s.text = s.properties+1, s.text+len(name)
 		rendered := s.schema(inner, at, depth+1)
-		if optional && !s.in.takesNull(inner) {
+		if optional && !s.takesNull(rendered) {
 			rendered = orNull(rendered)
 			s.notes.add("", "strict has no optional members: they are required here, and null stands for one that is left out")
 		}
@@ -333,13 +363,19 @@ func inside(path, name string) string {
 	return path + "." + name
 }
 
-// orNull allows null as well.
+// takesNull reports whether null fits a rendered schema.
+func (s *strictWriter) takesNull(o *object) bool {
+	o = s.resolve(o)
+	return slices.Contains(kindsOf(o.get("type")), "null") ||
+		slices.ContainsFunc(o.list("anyOf"), func(one any) bool { return one.(*object).get("type") == "null" })
+}
+
+// orNull allows null, which the schema does not take, as well.
 func orNull(o *object) *object {
 	out := o.clone()
 	branches, types := o.list("anyOf"), kindsOf(o.get("type"))
 	scalar := len(types) == 1 && types[0] != "object" && types[0] != "array"
 	switch {
-	case slices.Contains(types, "null"), slices.ContainsFunc(branches, func(one any) bool { return one.(*object).get("type") == "null" }):
 	case branches != nil:
 		out.set("anyOf", append(slices.Clone(branches), newObject("type", "null")))
 	case scalar:
@@ -380,7 +416,7 @@ func (s *strictWriter) alternatives(o *object, word, path string, depth int) *ob
 			null = true
 			continue
 		}
-		branch := s.schema(inner, path, depth+1)
+		branch := s.schema(inner, path, depth)
 		if slices.ContainsFunc(branches, func(other any) bool { return equal(other, branch) }) {
 			continue
 		}
@@ -415,7 +451,7 @@ func (s *strictWriter) alternatives(o *object, word, path string, depth int) *ob
 		}
 		out.setText(text, o)
 	}
-	if null {
+	if null && !s.takesNull(out) {
 		out = orNull(out)
 	}
 	return out
@@ -483,59 +519,4 @@ func (s *strictWriter) resolve(o *object) *object {
 		o = s.defs.object(name)
 	}
 	return newObject()
-}
-
-// limits refuses schemas beyond the documented sizes.
-func (s *strictWriter) limits(out *object) {
-	var properties, enums, text int
-	var walk func(o *object, depth int)
-	walk = func(o *object, depth int) {
-		if depth > strictDepth {
-			s.refuse("", "it nests deeper than %d levels", strictDepth)
-			return
-		}
-		if members := o.object("properties"); members != nil {
-			for _, name := range members.keys {
-				properties++
-				text += len(name)
-				walk(members.object(name), depth+1)
-			}
-		}
-		if items := o.object("items"); items != nil {
-			walk(items, depth+1)
-		}
-		for _, one := range o.list("anyOf") {
-			walk(one.(*object), depth)
-		}
-		if defs := o.object("$defs"); defs != nil {
-			for _, name := range defs.keys {
-				text += len(name)
-				walk(defs.object(name), 1)
-			}
-		}
-		length := 0
-		values := o.list("enum")
-		for _, one := range values {
-			if s, ok := one.(string); ok {
-				length += len(s)
-			} else {
-				length += len(encodeText(one))
-			}
-		}
-		enums += len(values)
-		text += length
-		if len(values) > strictLongEnum && length > strictEnumText {
-			s.refuse("", "an enum has more than %d values of more than %d characters together", strictLongEnum, strictEnumText)
-		}
-	}
-	walk(out, 0)
-	if properties > strictProperties {
-		s.refuse("", "it has more than %d properties", strictProperties)
-	}
-	if enums > strictEnums {
-		s.refuse("", "its enums have more than %d values", strictEnums)
-	}
-	if text > strictText {
-		s.refuse("", "its names and enum values have more than %d characters", strictText)
-	}
 }

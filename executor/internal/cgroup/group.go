@@ -197,22 +197,9 @@ func (g *Group) counter(file, name string) (int, error) {
 // Close removes the group in the background and kills its processes. It may be called several
 // times.
 func (g *Group) Close() {
-	if g == nil {
-		return
+	if g != nil {
+		g.closing.Do(func() { g.tree.wg.Go(g.close) })
 	}
-	g.closing.Do(func() {
-		t := g.tree
-		t.mu.Lock()
-		delete(t.groups, g)
-		closed := t.closed
-		if !closed {
-			t.wg.Go(g.close)
-		}
-		t.mu.Unlock()
-		if closed {
-			g.close()
-		}
-	})
 }
 
 func (g *Group) close() {

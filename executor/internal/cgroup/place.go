@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"bufio"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -105,7 +106,12 @@ var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\13
 
 // Memory is the memory in bytes that this process can have: that of the machine, or less if one
 // of its groups is limited. 0 where the system does not tell.
-func Memory() int64 { return memoryOf(system(), machineMemory()) }
+func Memory() int64 {
+	k, kb := system(), int64(0)
+	text, _ := k.read("/proc/meminfo")
+	_, _ = fmt.Sscanf(text, "MemTotal: %d", &kb)
+	return memoryOf(k, kb<<10)
+}
 
 func memoryOf(k kernel, machine int64) int64 {
 	mounts, _ := k.read("/proc/self/mountinfo")

@@ -23,7 +23,14 @@ func system() kernel {
 			return string(data), err
 		},
 		write: write,
-		kill:  kill,
+		kill: func(pid int, still func() bool) {
+			if p, err := os.FindProcess(pid); err == nil { // holds it by a pidfd
+				if still() {
+					_ = p.Kill()
+				}
+				_ = p.Release()
+			}
+		},
 	}
 }
 

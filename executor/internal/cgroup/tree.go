@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,11 +38,7 @@ type Tree struct {
 	tasks      string // parent of those that limit processes: dir with version 2; empty without that controller
 	why        string
 	next       atomic.Uint64
-
-	mu     sync.Mutex
-	closed bool
-	groups map[*Group]struct{}
-	wg     sync.WaitGroup // removals
+	wg         sync.WaitGroup // removals of groups
 }
 
 // NameOf derives a name for a [Tree] from its owner's name, which must be unique on the
@@ -64,7 +59,7 @@ func Open(name, record string, log *slog.Logger) *Tree {
 }
 
 func open(name, record string, log *slog.Logger, k kernel, controller string) *Tree {
-	t := &Tree{log: log, kernel: k, controller: controller, name: name, record: record, groups: map[*Group]struct{}{}}
+	t := &Tree{log: log, kernel: k, controller: controller, name: name, record: record}
 	t.forget()
 	mounts, errMounts := k.read("/proc/self/mountinfo")
 	own, errOwn := k.read("/proc/self/cgroup")
@@ -269,29 +264,13 @@ func (t *Tree) New() (*Group, error) {
 		if err != nil {
 			return nil, err
 		}
-		t.mu.Lock()
-		closed := t.closed
-		if !closed {
-			t.groups[g] = struct{}{}
-		}
-		t.mu.Unlock()
-		if closed {
-			g.close()
-			return nil, errors.New("the tree is closed")
-		}
 		return g, nil
 	}
 }
 
-// Close closes the open groups, waits until all are removed, and removes their parent.
+// Close waits until closed groups are removed, and removes their parent with all that is left. No
+// group may be made or closed meanwhile.
 func (t *Tree) Close() {
-	t.mu.Lock()
-	t.closed = true
-	open := slices.Collect(maps.Keys(t.groups))
-	t.mu.Unlock()
-	for _, g := range open {
-		g.Close()
-	}
 	t.wg.Wait()
 	if t.kind != "" {
 		t.clear(t.dir)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/internal/cgroup"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -42,22 +43,23 @@ func Exceeded(name string, limits tool.Limits, memory int64, tasks int, files in
 	return nil
 }
 
-// Refused is the error of a call to which the kernel refused a process or thread beyond its
-// limit of them.
-func Refused(name string, limits tool.Limits) *toolmesh.Error {
-	return exceeded(toolmesh.CodeToolError, name, "pids", limits.Pids,
-		"the call asked for more processes and threads than its limit of %d; it was stopped", limits.Pids)
-}
-
-// Starved makes the error of a call of which the kernel killed a process for want of memory.
-// reached says that the call's own group was at its bound; otherwise the whole machine had
-// no more.
-func Starved(tool string, limit, peak int64, reached bool) *toolmesh.Error {
-	if reached {
-		return outOfMemory(tool, limit, max(peak, limit), SourceCgroup, tookTooMuch)
+// ByKernel is the error of a call whose control group reached a limit since it had these kills and
+// this memory: the kernel killed one of its processes for want of memory, or refused it one beyond its
+// limit of them. nil if it did neither.
+func ByKernel(name string, limits tool.Limits, group *cgroup.Group, kills int, charged int64) *toolmesh.Error {
+	if group.Kills() > kills {
+		limit, peak := int64(limits.Memory), group.Peak()-charged
+		if group.Reached() {
+			return outOfMemory(name, limit, max(peak, limit), SourceCgroup, tookTooMuch)
+		}
+		return outOfMemory(name, limit, max(peak, 0), SourceCgroup,
+			"the machine ran out of memory, and the kernel ended the call, which had taken %d bytes of its limit of %d")
 	}
-	return outOfMemory(tool, limit, max(peak, 0), SourceCgroup,
-		"the machine ran out of memory, and the kernel ended the call, which had taken %d bytes of its limit of %d")
+	if group.Refused() > 0 {
+		return exceeded(toolmesh.CodeToolError, name, "pids", limits.Pids,
+			"the call asked for more processes and threads than its limit of %d; it was stopped", limits.Pids)
+	}
+	return nil
 }
 
 // OutOfTime makes the error of a call that used more processor time than limit.

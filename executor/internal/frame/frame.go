@@ -120,10 +120,17 @@ func Parse(b []byte) Header {
 	}
 }
 
-// Append adds a whole frame to b. Its length is set from body.
-func Append(b []byte, h Header, body []byte) []byte {
-	h.Length = uint32(len(body)) //nolint:gosec // callers bound bodies by a limit far below
-	return append(h.Append(b), body...)
+// Append adds a whole frame to b. Its length is set from the parts of its body.
+func Append(b []byte, h Header, body ...[]byte) []byte {
+	h.Length = 0
+	for _, part := range body {
+		h.Length += uint32(len(part)) //nolint:gosec // callers bound bodies by a limit far below
+	}
+	b = h.Append(b)
+	for _, part := range body {
+		b = append(b, part...)
+	}
+	return b
 }
 
 // VersionError says that the files of the worker are of another version than this agent.
@@ -153,56 +160,33 @@ func Greeted(h Header, body []byte) error {
 // stream cannot be read on.
 var ErrTooLarge = errors.New("frame: body over the limit")
 
-const bufferSize = 64 << 10
-
-// Owned reports whether the body that [Reader.Next] returned with h is the
-// caller's: one too large for the reader's buffer has memory of its own.
-func Owned(h Header) bool { return HeaderSize+int(h.Length) > bufferSize }
-
 // Reader cuts a byte stream into frames. Not for concurrent use.
 type Reader struct {
-	r     *bufio.Reader
-	limit uint32
+	r      *bufio.Reader
+	limit  uint32
+	header [HeaderSize]byte
 }
 
 // NewReader reads frames whose bodies are at most limit bytes.
 func NewReader(r io.Reader, limit uint32) *Reader {
-	return &Reader{r: bufio.NewReaderSize(r, bufferSize), limit: limit}
+	return &Reader{r: bufio.NewReaderSize(r, 64<<10), limit: limit}
 }
 
-// Next returns the next frame. The body is valid until the next call of Next,
-// longer only if [Owned].
+// Next returns the next frame, whose body is the caller's.
 // Errors: io.EOF at a clean end, io.ErrUnexpectedEOF inside a frame,
 // [ErrTooLarge], and what the underlying reader returns.
 func (r *Reader) Next() (Header, []byte, error) {
-	data, err := r.r.Peek(HeaderSize)
-	if err != nil {
-		if len(data) > 0 {
-			err = unexpected(err)
-		}
+	if _, err := io.ReadFull(r.r, r.header[:]); err != nil {
 		return Header{}, nil, err
 	}
-	h := Parse(data)
+	h := Parse(r.header[:])
 	if h.Length > r.limit {
 		return h, nil, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, h.Length, r.limit)
 	}
-	if Owned(h) {
-		_, _ = r.r.Discard(HeaderSize) // they are there
-		body := make([]byte, h.Length)
-		_, err = io.ReadFull(r.r, body)
-		return h, body, unexpected(err)
-	}
-	total := HeaderSize + int(h.Length)
-	if data, err = r.r.Peek(total); err != nil {
-		return h, nil, unexpected(err)
-	}
-	_, _ = r.r.Discard(total) // likewise: it reads nothing
-	return h, data[HeaderSize:total:total], nil
-}
-
-func unexpected(err error) error {
+	body := make([]byte, h.Length)
+	_, err := io.ReadFull(r.r, body)
 	if errors.Is(err, io.EOF) {
-		return io.ErrUnexpectedEOF
+		err = io.ErrUnexpectedEOF
 	}
-	return err
+	return h, body, err
 }

@@ -104,8 +104,7 @@ func TestAPipeHandsOverBeforeTheEndOfACall(t *testing.T) {
 	if _, err := w.WriteString("one\ntwo\nthree"); err != nil {
 		t.Fatal(err)
 	}
-	pipe.Flush()
-	pipe.Settle()
+	pipe.Settle(true)
 	if diff := cmp.Diff([]string{"one\ntwo", "three"}, got); diff != "" {
 		t.Error(diff)
 	}

@@ -57,9 +57,6 @@ func (p *Pipe) step(fd int) bool {
 	}
 }
 
-// Flush reads waiting data, at most a pipe full. The lock is held.
-func (p *Pipe) Flush() { _ = p.conn.Control(p.drain) }
-
 func (p *Pipe) drained(fd uintptr) {
 	for range 64<<10/len(p.buf) + 1 {
 		if n, err := p.read(int(fd)); n <= 0 && !errors.Is(err, unix.EINTR) { //nolint:gosec // descriptors are small
@@ -80,15 +77,20 @@ func (p *Pipe) read(fd int) (int, error) {
 	return n, err
 }
 
-// Settle passes on an unfinished line, as its call ends. The lock is held.
-func (p *Pipe) Settle() { p.lines.Settle() }
+// Settle passes on an unfinished line, as its call ends; with flush also waiting data, at most a pipe
+// full. The lock is held.
+func (p *Pipe) Settle(flush bool) {
+	if flush {
+		_ = p.conn.Control(p.drain)
+	}
+	p.lines.Settle()
+}
 
 // Close reads the rest after the worker has ended, and ends Run. The lock must
 // not be held.
 func (p *Pipe) Close() {
 	p.lock.Lock()
-	p.Flush()
-	p.Settle()
+	p.Settle(true)
 	p.lock.Unlock()
 	_ = p.file.Close()
 }

@@ -9,12 +9,15 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 	"github.com/toolmesh/toolmesh/executor/internal/frame"
 	"github.com/toolmesh/toolmesh/executor/internal/output"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 	"github.com/toolmesh/toolmesh/executor/internal/turns"
+	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
 // window is how many bytes of a stream's items may be in flight; calls/plain.py has the same initial value.
@@ -79,9 +82,8 @@ type job struct {
 	flags uint8
 	meta  []byte
 
-	deadline time.Time               // zero for none
-	first    bool                    // the first call of its worker
-	item     func(data []byte) error // takes a stream's items; nil for calls that do not stream
+	deadline time.Time // zero for none
+	first    bool      // the first call of its worker
 
 	nesting nesting // the calls that its tool makes
 
@@ -110,6 +112,8 @@ type job struct {
 	to      *worker
 	crowded bool // that worker has many other calls
 
+	budget *rate.Limiter // of its output in frames; guarded by the worker's logMu
+
 	// Guarded by update.
 	worker  *worker // the same as to, while the worker has the call
 	before  uint64  // calls that its worker had started when this one was assigned, by its page
@@ -117,16 +121,16 @@ type job struct {
 	cpu     time.Duration // processor time it used, as far as it is metered
 	killed  bool          // its worker was killed because the call ran on after its grace
 	open    int           // calls that its tool has open
-	grace   *time.Timer
-	again   *time.Timer // repeats the signal
-	verdict Verdict     // set when its worker ended under it
+	again   *time.Timer   // repeats the signal that stops it, and kills its worker after the grace
+	verdict Verdict       // set when its worker ended under it
 
 	// charged is the cost of its items so far, counted by the reader of the worker; credited is the
-	// part of it that the worker may use again.
+	// part of it that the worker may use again, and used what the sink has taken beyond that.
 	charged  int64
 	credited atomic.Int64
+	used     int
 
-	// Items of a coroutine's stream that the sink has not taken yet; bounded by credit.
+	// Items of a stream that the sink has not taken yet; bounded by credit.
 	items struct {
 		mu     sync.Mutex
 		list   [][]byte
@@ -145,8 +149,9 @@ func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, e
 	j.deadline, _ = ctx.Deadline()
 	defer j.endNested()
 	if len(call.VarArgs) > 0 && string(call.VarArgs) != "[]" {
+		text := append(append([]byte(`{"varargs":`), call.VarArgs...), '}')
 		j.flags |= frame.FlagMeta
-		j.meta = metaOf(call.VarArgs)
+		j.meta = append(binary.LittleEndian.AppendUint32(nil, uint32(len(text))), text...) //nolint:gosec // bounded by the executor
 	}
 	if end, ok := ctx.Deadline(); ok { // a worker that is frozen until then does not start it
 		j.flags |= frame.FlagUntil
@@ -172,7 +177,6 @@ func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, e
 	case call.Stream:
 		j.flags |= frame.FlagStream
 		j.items.notify = make(chan struct{}, 1)
-		j.item = p.taker(ctx, j)
 	case call.Collect:
 		j.flags |= frame.FlagCollect
 	}
@@ -191,8 +195,11 @@ func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, e
 	if exceeded := j.breach.Load(); exceeded != nil {
 		return nil, Verdict{}, exceeded // not a crash: the tool stays in service
 	}
+	if j.err == nil {
+		j.verdict.blame = blameSurvived
+	}
 	body, err := j.outcome(ctx, refused)
-	return body, j.judgement(), err
+	return body, j.verdict, err
 }
 
 // outcome returns the end of the call to its caller.
@@ -260,13 +267,19 @@ func (p *Pool) runPlain(ctx context.Context, j *job) (ctxEnded bool, refused err
 	if ctx.Done() != nil {
 		stop = context.AfterFunc(ctx, func() { p.interrupt(j) })
 	}
-	kind, body, refused, err := j.to.follow(j)
+	var ended *job
+	var err error
+	for ended == nil && err == nil {
+		ended, err = j.to.next()
+		if refused == nil && j.Stream {
+			if refused = j.deliver(ctx); refused != nil {
+				p.interrupt(j)
+			}
+		}
+	}
 	ctxEnded = !stop()
-	if kind == 0 {
+	if err != nil {
 		j.to.finish(err) // sets j.err
-	} else {
-		p.finishedPlain(j)
-		j.kind, j.body = kind, body
 	}
 	return ctxEnded, refused
 }
@@ -277,13 +290,13 @@ func (p *Pool) runCoroutine(ctx context.Context, j *job) (ctxEnded bool, refused
 	for {
 		select {
 		case <-j.done:
-			if refused == nil && !ctxEnded && j.item != nil {
-				refused = j.deliver()
+			if refused == nil && !ctxEnded {
+				refused = j.deliver(ctx)
 			}
 			return ctxEnded, refused
 		case <-j.items.notify:
 			if refused == nil && !ctxEnded {
-				if refused = j.deliver(); refused != nil {
+				if refused = j.deliver(ctx); refused != nil {
 					p.interrupt(j)
 				}
 			}
@@ -306,21 +319,26 @@ func (w *worker) limitTurns() {
 	w.proc.Store(sandbox.WordUntil, first)
 }
 
-// charge counts an item of size bytes. An error means that the worker broke the protocol by
-// exceeding its credit.
-func (j *job) charge(size int) error {
-	if j.item == nil {
+// take keeps an item until its sink takes it. An error means that the worker broke the protocol, for
+// example by exceeding its credit.
+func (j *job) take(item []byte) error {
+	if !j.Stream {
 		return errors.New("the worker sent an item of a call that does not stream")
 	}
 	if j.charged-j.credited.Load() >= window {
 		return errors.New("the worker sent an item without credit")
 	}
-	j.charged += int64(size) + itemCost
+	j.charged += int64(len(item)) + itemCost
+	j.items.mu.Lock()
+	j.items.list = append(j.items.list, item)
+	j.items.mu.Unlock()
+	wake.Up(j.items.notify)
 	return nil
 }
 
-// deliver passes on the items that have arrived.
-func (j *job) deliver() error {
+// deliver passes the items that have arrived to their sink, and credit to the worker when half of it
+// is used.
+func (j *job) deliver(ctx context.Context) error {
 	for {
 		j.items.mu.Lock()
 		list := j.items.list
@@ -330,29 +348,17 @@ func (j *job) deliver() error {
 			return nil
 		}
 		for _, data := range list {
-			if err := j.item(data); err != nil {
+			if err := ctx.Err(); err != nil {
 				return err
 			}
+			if err := j.Sink.Item(ctx, data); err != nil {
+				return err
+			}
+			if j.used += len(data) + itemCost; j.used >= window/2 {
+				j.to.credit(j, j.used)
+				j.used = 0
+			}
 		}
-	}
-}
-
-// taker passes a stream's items to its sink, and credit to the worker when half of it is
-// used.
-func (p *Pool) taker(ctx context.Context, j *job) func(data []byte) error {
-	used := 0
-	return func(data []byte) error {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := j.Sink.Item(ctx, data); err != nil {
-			return err
-		}
-		if used += len(data) + itemCost; used >= window/2 {
-			j.to.credit(j, used)
-			used = 0
-		}
-		return nil
 	}
 }
 
@@ -372,10 +378,4 @@ func (p *Pool) stopped(ctx context.Context, j *job) {
 	if killed {
 		j.err = j.err.WithDetail("killed", true)
 	}
-}
-
-// metaOf builds the meta block of a CALL body: length, then the JSON object.
-func metaOf(varargs json.RawMessage) []byte {
-	text := append(append([]byte(`{"varargs":`), varargs...), '}')
-	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(text))), text...) //nolint:gosec // bounded by the executor
 }

@@ -17,56 +17,56 @@ const (
 // interrupt cancels a call that a worker has, and kills the worker after the grace. It returns
 // at once; the call ends as usual.
 func (p *Pool) interrupt(j *job) {
-	p.update(func(s *state) { s.interrupt(p, j) })
+	p.update(func(s *state) { s.interrupt(j) })
 }
 
-func (s *state) interrupt(p *Pool, j *job) {
+// interrupt repeats the signal until the worker confirms. A signal between the last check and a
+// system call is seen only when that returns, and one that hits the worker's own code, or another
+// coroutine, has no effect.
+func (s *state) interrupt(j *job) {
 	w := j.worker
-	if w == nil || j.grace != nil {
+	if w == nil || j.again != nil {
 		return
 	}
 	w.cancel(j)
-	p.signalAgain(j, firstSignalAgain)
-	j.grace = time.AfterFunc(s.cfg.Grace, func() { p.killAfterGrace(j) })
-}
-
-// killAfterGrace ends a call that still runs after its grace.
-func (p *Pool) killAfterGrace(j *job) {
-	p.update(func(s *state) {
-		w := j.worker
-		if w == nil {
-			return
-		}
-		j.killed = true
-		s.stop(w)
-		if !s.cfg.Async {
-			w.proc.Kill()
-			return
-		}
-		// Its other calls may finish; this one is abandoned.
-		w.abandoned++
-		begun := w.begun(j)
-		s.release(j)
-		if len(w.jobs) == 0 {
-			w.proc.Kill()
-		}
-		j.err = failure.Crashed(j.Tool, sandbox.Exit{Lost: true}, begun, "")
-		j.done <- struct{}{}
-	})
-}
-
-// signalAgain repeats the signal of a cancelled call until its worker confirms. A signal between
-// the last check and a system call is seen only when that returns, and one that hits the
-// worker's own code, or another coroutine, has no effect. It is called in updates.
-func (p *Pool) signalAgain(j *job, after time.Duration) {
-	j.again = time.AfterFunc(after/2+rand.N(after), func() { //nolint:gosec // two calls of one worker must not be in step
-		p.update(func(*state) {
-			w := j.worker
-			if w == nil || w.proc.Load(sandbox.WordHeard) == j.id {
+	end, pause := time.Now().Add(s.cfg.Grace), firstSignalAgain
+	next := func(left time.Duration) time.Duration {
+		return min(left, pause/2+rand.N(pause)) //nolint:gosec // two calls of one worker must not be in step
+	}
+	j.again = time.AfterFunc(next(s.cfg.Grace), func() {
+		w.pool.update(func(s *state) {
+			left := time.Until(end)
+			switch {
+			case j.worker == nil:
 				return
+			case left <= 0:
+				s.kill(j)
+				return
+			case w.proc.Load(sandbox.WordHeard) != j.id:
+				w.signal(j)
 			}
-			w.signal(j)
-			p.signalAgain(j, min(2*after, lastSignalAgain))
+			pause = min(2*pause, lastSignalAgain)
+			j.again.Reset(next(left))
 		})
 	})
+}
+
+// kill ends a call that still runs after its grace.
+func (s *state) kill(j *job) {
+	w := j.worker
+	j.killed = true
+	s.stop(w)
+	if !s.cfg.Async {
+		w.proc.Kill()
+		return
+	}
+	// Its other calls may finish; this one is abandoned.
+	w.abandoned++
+	begun := w.begun(j)
+	s.release(j)
+	if len(w.jobs) == 0 {
+		w.proc.Kill()
+	}
+	j.err = failure.Crashed(j.Tool, sandbox.Exit{Lost: true}, begun, "")
+	j.done <- struct{}{}
 }

@@ -39,26 +39,6 @@ func (s *state) expected(slot uint16) time.Duration {
 	return 0
 }
 
-// youngest is how long the last started call has run, and its tool's slot, if all running calls
-// are of that tool. It tells nothing about other tools.
-func (s *state) youngest(now time.Time) (slot uint16, ran time.Duration) {
-	var last *job
-	for _, w := range s.workers {
-		if j := w.one; j != nil && j.open == 0 {
-			if last != nil && j.Slot != last.Slot {
-				return 0, 0
-			}
-			if last == nil || j.since.After(last.since) {
-				last = j
-			}
-		}
-	}
-	if last == nil {
-		return 0, 0
-	}
-	return last.Slot, now.Sub(last.since)
-}
-
 // learn records the duration of a call. The first call of a worker is left out: it may import,
 // or load a model.
 func (s *state) learn(j *job, took time.Duration) {
@@ -88,17 +68,22 @@ func (s *state) forecast(now time.Time) iter.Seq2[*job, ahead] {
 			at = min(at, s.cfg.MaxCalls)
 		}
 		var before time.Duration
-		of, ran := s.youngest(now)
+		var youngest *job // of the running calls, if all are of one tool: others tell nothing about it
+		alike := true
 		for _, w := range s.workers {
 			if j := w.one; j != nil && j.open == 0 {
 				before += max(s.expected(j.Slot)-now.Sub(j.since), 0)
+				alike = alike && (youngest == nil || j.Slot == youngest.Slot)
+				if youngest == nil || j.since.After(youngest.since) {
+					youngest = j
+				}
 			}
 		}
 		for _, j := range s.queue.Waiting {
 			takes := s.expected(j.Slot)
 			least := takes
-			if j.Slot == of { // at least as long as all running calls have run; calls ahead of it may be shorter
-				least = max(takes, ran)
+			if alike && youngest != nil && j.Slot == youngest.Slot { // at least as long as all running calls have run; calls ahead of it may be shorter
+				least = max(takes, now.Sub(youngest.since))
 			}
 			if !yield(j, ahead{before / time.Duration(at), least}) {
 				return

@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/frame"
+	"github.com/toolmesh/toolmesh/executor/internal/output"
 	"github.com/toolmesh/toolmesh/executor/internal/pool"
 )
 
@@ -188,6 +189,40 @@ func TestAWorkerFloodsTheMesh(t *testing.T) {
 }
 
 // asks is the body of a nested call by the tool of a call.
+// printed counts the bytes of a call's output.
+type printed struct {
+	sink
+	bytes int
+}
+
+func (p *printed) Log(r output.Record) { p.bytes += len(r.Message) }
+
+// A call whose code writes frames of output itself prints about as much as any: the worker's own bound
+// does not hold for it.
+func TestOutputInFramesIsBounded(t *testing.T) {
+	for _, async := range []bool{false, true} {
+		for _, kind := range []uint8{frame.LogStdout, frame.LogRecord, frame.LogProgress} {
+			t.Run(fmt.Sprint(async, kind), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					p, _ := open(t, config(func(c *pool.Config) { c.Async = async }), func(w *work) (string, error) {
+						for range 300 {
+							w.send(frame.Header{Type: frame.Log, Flags: kind, ID: w.id}, make([]byte, 64<<10))
+						}
+						return "1", nil
+					})
+					to := &printed{}
+					if o := <-begin(t.Context(), p, pool.Call{Sink: to}); o.err != nil {
+						t.Error(o.err)
+					}
+					if to.bytes < 256<<10 || to.bytes > 1<<20 {
+						t.Errorf("%d bytes were passed on", to.bytes)
+					}
+				})
+			})
+		}
+	}
+}
+
 func asks(call uint64) []byte {
 	about := fmt.Sprintf(`{"call":%d,"tool":"x.y"}`, call)
 	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(about))), about...)

@@ -4,6 +4,8 @@ import (
 	"log/slog"
 	"slices"
 	"time"
+
+	"github.com/toolmesh/toolmesh/executor/internal/frame"
 )
 
 const (
@@ -24,8 +26,10 @@ func (p *Pool) maintain() {
 	for {
 		select {
 		case <-idle:
-			p.update(func(s *state) { s.reap() })
-			p.recycle()
+			p.update(func(s *state) {
+				s.reap()
+				s.inspect()
+			})
 		case <-probe:
 			p.update(func(s *state) { s.probe(p.log) })
 		case <-p.open.Done():
@@ -62,7 +66,7 @@ func (s *state) probe(log *slog.Logger) {
 		case (w.retired && w.abandoned == 0) || len(w.jobs) == 0:
 		case w.silent == 0:
 			w.silent = 1
-			w.ping()
+			w.send(frame.Header{Type: frame.Ping, ID: w.proc.ID()}, nil)
 		case w.silent < blockedLooks:
 			w.silent++
 		case w.retired:
@@ -73,12 +77,4 @@ func (s *state) probe(log *slog.Logger) {
 				slog.Int("pid", w.proc.Pid()), slog.Int("calls", len(w.jobs)))
 		}
 	}
-}
-
-// answered records a keepalive.
-func (p *Pool) answered(w *worker) {
-	p.update(func(*state) {
-		w.silent, w.blocked = 0, false
-		w.idleSince = time.Now()
-	})
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"iter"
 	"sync"
-	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
@@ -103,41 +102,19 @@ func (w *worker) beginNested(h frame.Header, body []byte) error {
 	if err := json.Unmarshal(body[4:4+size], &about); err != nil {
 		return fmt.Errorf("the worker sent a nested call that cannot be read: %w", err)
 	}
-	args := append(json.RawMessage(nil), body[4+size:]...)
-	j := w.find(about.Call)
-	if j == nil {
-		w.nestedFailed(h.ID, errCallEnded)
-		return nil
-	}
-	n := &nestedCall{id: h.ID, w: w, j: j, credit: window, more: make(chan struct{}, 1)}
-	var refused error
-	twice := false
+	args := append(json.RawMessage(nil), body[4+size:]...) // nil without any
+	n := &nestedCall{id: h.ID, w: w, credit: window, more: make(chan struct{}, 1)}
+	var refused, broken error
 	w.pool.update(func(s *state) {
-		if _, twice = w.nests[n.id]; twice {
-			return
-		}
 		var ctx context.Context
-		if ctx, refused = s.beginNested(n, toolmesh.Millis(about.TimeoutMS)); refused != nil {
-			return
+		if ctx, refused, broken = s.beginNested(n, about); ctx != nil {
+			n.j.nesting.wg.Go(func() { n.run(ctx, h.Flags, about.Tool, args) })
 		}
-		j.nesting.wg.Go(func() {
-			switch {
-			case h.Flags&(frame.FlagStream|frame.FlagFile) == frame.FlagStream|frame.FlagFile:
-				n.stream(ctx, n.j.Nested.ReadFile(ctx, args))
-			case h.Flags&frame.FlagStream != 0:
-				n.stream(ctx, n.j.Nested.Stream(ctx, about.Tool, args))
-			default:
-				n.unary(ctx, h.Flags, about.Tool, args)
-			}
-		})
 	})
-	if twice {
-		return fmt.Errorf("the worker sent nested call %d twice", n.id)
-	}
 	if refused != nil {
 		w.nestedFailed(n.id, refused)
 	}
-	return nil
+	return broken
 }
 
 var (
@@ -147,29 +124,31 @@ var (
 				WithDetail("limit", "nested")
 )
 
-// beginNested records a nested call and returns its context. A timeout of 0 is the time of the
-// call above.
-func (s *state) beginNested(n *nestedCall, timeout time.Duration) (ctx context.Context, err error) {
-	j := n.j
-	switch {
-	case j.worker != n.w:
-		return nil, errCallEnded
+// beginNested records a nested call and returns its context, or the error of the call, or how the
+// worker broke the protocol. A timeout of 0 is the time of the call above.
+func (s *state) beginNested(n *nestedCall, about nestedAbout) (ctx context.Context, refused, broken error) {
+	j, _ := n.w.holds(about.Call)
+	switch n.j = j; {
+	case n.w.nests[n.id] != nil:
+		return nil, nil, fmt.Errorf("the worker sent nested call %d twice", n.id)
+	case j == nil:
+		return nil, errCallEnded, nil
 	case j.Nested == nil:
-		return nil, errNoNested
+		return nil, errNoNested, nil
 	case j.open >= maxNested:
-		return nil, errTooManyNested
+		return nil, errTooManyNested, nil
 	}
 	if j.nesting.ctx == nil {
 		j.nesting.ctx, j.nesting.cancel = context.WithCancel(j.nesting.above)
 	}
-	if timeout > 0 {
+	if timeout := toolmesh.Millis(about.TimeoutMS); timeout > 0 {
 		ctx, n.cancel = context.WithTimeout(j.nesting.ctx, timeout)
 	} else {
 		ctx, n.cancel = context.WithCancel(j.nesting.ctx)
 	}
 	n.w.nests[n.id] = n
 	s.opened(j, 1)
-	return ctx, nil
+	return ctx, nil, nil
 }
 
 // endNested stops the open calls of an ended call's tool, and waits for their end.
@@ -180,36 +159,42 @@ func (j *job) endNested() {
 	j.nesting.wg.Wait()
 }
 
-func (n *nestedCall) unary(ctx context.Context, flags uint8, tool string, args json.RawMessage) {
+// run makes a nested call, of the kind in the flags of its frame.
+func (n *nestedCall) run(ctx context.Context, flags uint8, tool string, args json.RawMessage) {
 	var result json.RawMessage
 	var err error
-	switch {
-	case flags&frame.FlagFile != 0:
-		result, err = n.j.Nested.File(ctx, tool, args)
-	case flags&frame.FlagBatch != 0:
-		result, err = n.j.Nested.Batch(ctx, args)
-	case flags&frame.FlagDescribe != 0:
-		result, err = n.j.Nested.Describe(ctx, tool)
-	case flags&frame.FlagTask != 0:
-		result, err = n.j.Nested.Task(ctx, tool, args)
+	kind, mesh := frame.NestedResult, n.j.Nested
+	switch flags {
+	case frame.FlagStream | frame.FlagFile:
+		kind, err = frame.NestedEnd, n.stream(ctx, mesh.ReadFile(ctx, args))
+	case frame.FlagStream:
+		kind, err = frame.NestedEnd, n.stream(ctx, mesh.Stream(ctx, tool, args))
+	case frame.FlagFile:
+		result, err = mesh.File(ctx, tool, args)
+	case frame.FlagBatch:
+		result, err = mesh.Batch(ctx, args)
+	case frame.FlagDescribe:
+		result, err = mesh.Describe(ctx, tool)
+	case frame.FlagTask:
+		result, err = mesh.Task(ctx, tool, args)
 	default:
-		result, err = n.j.Nested.Call(ctx, tool, args)
+		result, err = mesh.Call(ctx, tool, args)
 	}
-	n.finish(err, frame.NestedResult, result)
+	n.finish(err, kind, result)
 }
 
-func (n *nestedCall) stream(ctx context.Context, items iter.Seq2[json.RawMessage, error]) {
-	var failed error
+// stream passes on the items of a nested stream.
+func (n *nestedCall) stream(ctx context.Context, items iter.Seq2[json.RawMessage, error]) error {
 	for data, err := range items {
 		if err == nil {
 			err = n.spend(ctx, len(data)+itemCost)
 		}
-		if failed = err; failed != nil {
-			break
+		if err != nil {
+			return err
 		}
 		n.w.send(frame.Header{Type: frame.NestedItem, ID: n.id}, data)
 	}
-	n.finish(failed, frame.NestedEnd, nil)
+	return nil
 }
 
 // finish removes an ended nested call from the lists, and sends its result with kind, or the

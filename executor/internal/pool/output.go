@@ -1,8 +1,8 @@
 package pool
 
 import (
+	"errors"
 	"log/slog"
-	"maps"
 	"os"
 	"slices"
 	"time"
@@ -13,50 +13,45 @@ import (
 
 // logged passes a LOG frame on.
 func (w *worker) logged(h frame.Header, body []byte) {
-	record := output.RecordOf(h.Flags, body)
 	w.logMu.Lock()
+	defer w.logMu.Unlock()
 	j := w.find(h.ID)
+	budget := &w.budget
+	if j != nil {
+		budget = &j.budget
+	}
+	if *budget == nil {
+		*budget = output.NewBudget(2) // a worker keeps to half of it, unless code of the index writes its frames
+	}
+	if !(*budget).AllowN(time.Now(), len(body)) {
+		return
+	}
+	record := output.RecordOf(h.Flags, body)
 	if record.Stream == output.StreamStderr && j != nil {
 		w.tail.Add(body, j.Session)
 	}
 	w.hand(j, record)
-	w.logMu.Unlock()
 }
 
-// settleOutput passes on output that bypassed sys.stdout before a call's end. After that a
-// plain function's call gets no more output. A worker of coroutines reports whether there is
-// any; for plain functions the pool looks itself, which is cheaper.
+// settleOutput passes on output that bypassed sys.stdout before a call's end. A worker of coroutines
+// reports whether there is any; for plain functions the pool looks itself, which is cheaper. logMu
+// is held.
 func (w *worker) settleOutput(flags uint8) {
 	async := w.pool.cfg.Async
-	w.logMu.Lock()
-	for _, pipe := range [...]*output.Pipe{w.stdout, w.stderr} {
-		if pipe == nil {
-			continue
-		}
-		if !async || flags&frame.FlagRaw != 0 {
-			pipe.Flush()
-		}
-		pipe.Settle()
+	for _, pipe := range w.pipes {
+		pipe.Settle(!async || flags&frame.FlagRaw != 0)
 	}
 	if !async {
-		w.current.Store(nil)
 		w.tail.Forget()
 	}
-	w.logMu.Unlock()
 }
 
 // writers are the running calls, one of which has written past sys.stdout. It returns none if
 // abandoned calls may still run.
 func (w *worker) writers() (jobs []*job) {
-	if !w.pool.cfg.Async {
-		if j := w.current.Load(); j != nil {
-			jobs = append(jobs, j)
-		}
-		return jobs
-	}
 	w.pool.read(func(*state) {
 		if w.abandoned == 0 {
-			jobs = slices.Collect(maps.Values(w.jobs))
+			jobs = w.running()
 		}
 	})
 	return jobs
@@ -77,31 +72,28 @@ func (w *worker) hand(j *job, r output.Record) {
 }
 
 // capture starts reading the worker's descriptors 1 and 2.
-func (w *worker) capture() (err error) {
+func (w *worker) capture() error {
 	stdout, stderr := w.proc.Output()
 	if stdout == nil {
 		return nil
 	}
-	if w.stdout, err = w.pipe(stdout, output.StreamStdout, nil); err != nil {
-		return err
-	}
-	if w.stderr, err = w.pipe(stderr, output.StreamStderr, w.remember); err != nil {
-		return err
-	}
-	w.reading.Go(w.stdout.Run)
-	w.reading.Go(w.stderr.Run)
-	return nil
+	return errors.Join(w.read(stdout, output.StreamStdout, nil), w.read(stderr, output.StreamStderr, w.remember))
 }
 
-// pipe makes the reader of a descriptor.
-func (w *worker) pipe(file *os.File, stream output.Stream, saw func(data []byte)) (*output.Pipe, error) {
-	return output.NewPipe(file, &w.logMu, saw, output.NewLines(w.pool.cfg.Redact, func(text string) {
+// read starts reading a descriptor.
+func (w *worker) read(file *os.File, stream output.Stream, saw func(data []byte)) error {
+	pipe, err := output.NewPipe(file, &w.logMu, saw, output.NewLines(w.pool.cfg.Redact, func(text string) {
 		var j *job
 		if jobs := w.writers(); len(jobs) == 1 {
 			j = jobs[0]
 		}
 		w.hand(j, output.Record{Time: time.Now(), Stream: stream, Message: text})
 	}))
+	if err == nil {
+		w.pipes = append(w.pipes, pipe)
+		w.reading.Go(pipe.Run)
+	}
+	return err
 }
 
 // remember adds output that bypassed sys.stderr to the last words of its call.
@@ -116,10 +108,8 @@ func (w *worker) remember(data []byte) {
 
 // endOutput reads the rest after the worker has ended.
 func (w *worker) endOutput() {
-	for _, pipe := range [...]*output.Pipe{w.stdout, w.stderr} {
-		if pipe != nil {
-			pipe.Close()
-		}
+	for _, pipe := range w.pipes {
+		pipe.Close()
 	}
 	w.reading.Wait()
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
+	"github.com/toolmesh/toolmesh/executor/internal/frame"
 	"github.com/toolmesh/toolmesh/executor/internal/output"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
@@ -96,7 +97,7 @@ func (p *Pool) update(f func(s *state)) {
 	s.settle()
 	granted := s.granted
 	s.granted = nil
-	if s.starts > 0 || len(s.dismissed) > 0 || len(s.replaced) > 0 || s.look > 0 {
+	if s.starts > 0 || len(s.dismissed) > 0 || s.look > 0 {
 		p.begin(s)
 	}
 	if s.closed && s.alive+s.starting == 0 {
@@ -130,10 +131,7 @@ func (p *Pool) begin(s *state) {
 	for _, w := range s.dismissed {
 		p.wg.Go(w.end)
 	}
-	for _, w := range s.replaced {
-		p.wg.Go(func() { p.replace(w) })
-	}
-	s.dismissed, s.replaced = nil, nil
+	s.dismissed = nil
 	if s.look > 0 {
 		p.look.Reset(s.look)
 		s.look = 0
@@ -180,7 +178,8 @@ func (p *Pool) start() error {
 	return err
 }
 
-// welcome puts a ready worker into service. If it has ended meanwhile, that is a crash.
+// welcome puts a ready worker into service, in place of a worn one if there is one. If it has ended
+// meanwhile, that is a crash.
 func (s *state) welcome(w *worker) {
 	switch {
 	case s.closed:
@@ -194,55 +193,46 @@ func (s *state) welcome(w *worker) {
 		s.crashed()
 		return
 	}
+	s.replaceWorn()
 	s.workers = append(s.workers, w)
 	w.idleSince = time.Now()
-	s.scheduleRecycling(w)
+	s.limitWear(w)
 	if !s.cfg.Async {
 		s.idle = append(s.idle, w)
 	}
 }
 
-// finishedPlain releases the call of a worker of plain functions.
-func (p *Pool) finishedPlain(j *job) {
-	w := j.to
-	ended := false
-	p.update(func(s *state) {
-		s.finished(j)
-		switch {
-		case w.ended: // it ended after its answer
-			ended = true
-			s.retire(w)
-		case s.cfg.Once || w.retired:
-			s.dismiss(w)
-		default:
-			s.countCalls(w)
-			w.idleSince = j.since
-			s.idle = append(s.idle, w)
-		}
-	})
-	if ended {
-		w.finish(nil)
+// answered records the frame that ends a call, and returns the call; nil if it was abandoned before.
+func (s *state) answered(w *worker, h frame.Header, body []byte) (j *job, err error) {
+	if j, err = w.holds(h.ID); err == nil && s.endOutgrown(w, h, j) {
+		err = errExceeded
 	}
-}
-
-// finishedCoroutine releases the call of a terminal frame; nil if the call was abandoned
-// before. The error is that of known.
-func (p *Pool) finishedCoroutine(w *worker, id uint64) (j *job, err error) {
-	p.update(func(s *state) {
-		if err = w.known(id); err != nil {
-			return
-		}
-		if j = w.jobs[id]; j == nil {
-			w.abandoned--
-		} else {
-			s.finished(j)
-			s.countCalls(w)
-		}
-		if (s.cfg.Once || w.retired) && len(w.jobs) == 0 {
-			s.dismiss(w)
-		}
-	})
-	return j, err
+	if err != nil {
+		return nil, err
+	}
+	if h.Flags&frame.FlagSpent != 0 {
+		s.stop(w) // its call used it up
+	}
+	if j == nil {
+		w.abandoned--
+	} else {
+		j.kind, j.body = h.Type, body
+		s.release(j)
+		s.crashes = 0
+		s.learn(j, time.Since(j.since))
+	}
+	switch {
+	case !w.free():
+	case w.ended: // after its answer
+		s.retire(w)
+	case s.cfg.Once || w.retired:
+		s.dismiss(w)
+	case !s.cfg.Async:
+		w.idleSince = j.since
+		s.idle = append(s.idle, w)
+	}
+	s.countCalls(w)
+	return j, nil
 }
 
 // processEnded records that a worker's process has ended, and finishes the worker unless a
@@ -263,7 +253,7 @@ func (p *Pool) processEnded(w *worker) {
 
 // remove takes an ended worker out of service: its calls fail, and another is started if
 // needed.
-func (s *state) remove(log *slog.Logger, w *worker, cause error) {
+func (s *state) remove(w *worker, cause error) {
 	before := len(s.workers)
 	s.workers = slices.DeleteFunc(s.workers, func(one *worker) bool { return one == w })
 	joined := len(s.workers) < before
@@ -272,8 +262,8 @@ func (s *state) remove(log *slog.Logger, w *worker, cause error) {
 	if w.exit.Code == exitSpent && !slices.ContainsFunc(w.running(), entered) {
 		w.stopping = true
 	}
-	if fails := w.outgrown(); fails != nil && !w.free() {
-		s.stopFor(log, w, w.running(), fails)
+	if !w.free() && w.outgrown("") != nil {
+		s.stopFor(w, w.outgrown)
 	}
 	if until := w.proc.Load(sandbox.WordUntil); until > 0 && sandbox.Boottime(time.Now()) >= until {
 		w.stopping = true // ended by its zygote, or by itself between calls: not a crash
@@ -299,7 +289,6 @@ func (s *state) remove(log *slog.Logger, w *worker, cause error) {
 		if s.cfg.Session && !s.closed {
 			j.err = j.err.WithDetail("session_state", "lost")
 		}
-		j.stopTimers()
 		s.release(j)
 		if s.cfg.Async {
 			j.done <- struct{}{}
@@ -319,7 +308,7 @@ func (s *state) remove(log *slog.Logger, w *worker, cause error) {
 		if len(failed) == 0 {
 			s.crashed() // an end during a call counts in its tool's quarantine
 		}
-		log.Warn("worker ended unexpectedly", slog.String("exit", w.exit.String()), slog.Int("calls", len(failed)), slog.Any("cause", cause))
+		w.pool.log.Warn("worker ended unexpectedly", slog.String("exit", w.exit.String()), slog.Int("calls", len(failed)), slog.Any("cause", cause))
 	}
 }
 
@@ -369,7 +358,7 @@ func (p *Pool) End() {
 	p.refuse(func(s *state) {
 		for _, w := range s.workers {
 			for _, j := range w.running() {
-				s.interrupt(p, j)
+				s.interrupt(j)
 			}
 			switch {
 			case w.retired:

@@ -61,17 +61,6 @@ const (
 	blameCrash
 )
 
-// judgement returns the verdict that an ended call gives about its worker.
-func (j *job) judgement() Verdict {
-	if j.err == nil {
-		return Verdict{blame: blameSurvived}
-	}
-	return j.verdict
-}
-
-// Active reports whether the quarantine is active.
-func (q *Quarantine) Active() bool { return q.active.Load() }
-
 // Suspect reports whether the tool's calls must run apart from those of other tools.
 func (q *Quarantine) Suspect() bool { return q.suspect.Load() }
 

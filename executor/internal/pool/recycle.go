@@ -19,13 +19,12 @@ type Recycle struct {
 	Memory int64         // growth in bytes, with processes below it
 }
 
-// recycling is when one worker is to be replaced.
-type recycling struct {
-	begun   bool      // its replacement is being started
+// wear is when one worker is to be replaced.
+type wear struct {
 	calls   uint64    // limit; 0: none
 	expires time.Time // zero: never
 	growth  int64     // limit in bytes; 0: none
-	why     string    // the reason of its replacement
+	out     string    // the limit that it has reached; empty: none
 }
 
 // about is n plus or minus a random tenth.
@@ -36,17 +35,16 @@ func about[T ~int | ~int64](n T) T {
 	return n - n/10 + T(rand.Int64N(int64(n/5)+1)) //nolint:gosec // no secret
 }
 
-// scheduleRecycling sets when a worker is to be replaced.
-func (s *state) scheduleRecycling(w *worker) {
+// limitWear sets when a worker is to be replaced.
+func (s *state) limitWear(w *worker) {
 	if s.cfg.Once || s.cfg.Session {
 		return
 	}
 	r := s.cfg.Recycle
-	w.recycling.calls = uint64(about(r.Calls)) //nolint:gosec // not negative
+	w.wear.calls, w.wear.growth = uint64(about(r.Calls)), about(r.Memory) //nolint:gosec // not negative
 	if r.Age > 0 {
-		w.recycling.expires = time.Now().Add(about(r.Age))
+		w.wear.expires = time.Now().Add(about(r.Age))
 	}
-	w.recycling.growth = about(r.Memory)
 }
 
 // memory is the memory of the process and all below it, 0 if it is unknown.
@@ -57,50 +55,42 @@ func (w *worker) memory() int64 {
 
 // countCalls replaces a worker that has reached its number of calls.
 func (s *state) countCalls(w *worker) {
-	if r := &w.recycling; r.calls > 0 && w.places >= r.calls {
+	if w.wear.calls > 0 && w.places >= w.wear.calls && w.wear.out == "" {
 		s.recycle(w, "calls")
 	}
 }
 
-// recycle replaces workers that are too old or too large.
-func (p *Pool) recycle() {
-	p.update(func(s *state) {
-		for _, w := range s.workers {
-			r := &w.recycling
-			switch {
-			case !r.expires.IsZero() && time.Now().After(r.expires):
-				s.recycle(w, "age")
-			case r.growth > 0 && w.memory()-w.metering.base > r.growth:
-				s.recycle(w, "memory")
+// inspect replaces workers that are too old or too large. An earlier start that failed is repeated: an
+// old worker is better than none.
+func (s *state) inspect() {
+	for _, w := range s.workers {
+		switch {
+		case w.wear.out != "":
+			if s.starting == 0 && s.pause(time.Now()) == 0 {
+				s.recycle(w, w.wear.out)
 			}
+		case !w.wear.expires.IsZero() && time.Now().After(w.wear.expires):
+			s.recycle(w, "age")
+		case w.wear.growth > 0 && w.memory()-w.metering.base > w.wear.growth:
+			s.recycle(w, "memory")
 		}
-	})
-}
-
-// recycle has a worker replaced.
-func (s *state) recycle(w *worker, why string) {
-	if w.recycling.begun || w.retired || s.closed {
-		return
 	}
-	w.recycling.begun, w.recycling.why = true, why
-	s.replaced = append(s.replaced, w)
 }
 
-// replace starts another worker and then lets w go: at once if it runs nothing,
-// else with its last call.
-func (p *Pool) replace(w *worker) {
-	fresh, err := p.newWorker()
-	p.update(func(s *state) {
-		r := &w.recycling
-		if err != nil {
-			// It stays in service and is tried again: an old worker is better than none.
-			r.begun, r.calls, r.expires = false, w.places+1000, time.Now().Add(time.Minute)
-			p.log.Warn("worker could not be replaced: it stays in service", slog.String("why", r.why), slog.String("error", err.Error()))
-			return
-		}
-		s.welcome(fresh)
-		if s.closed || w.retired {
-			return
+// recycle starts the worker that will replace w.
+func (s *state) recycle(w *worker, why string) {
+	if !w.retired && !s.closed {
+		w.wear.out = why
+		s.start()
+	}
+}
+
+// replaceWorn lets a worn worker go, since another is ready: at once if it runs nothing, else with its
+// last call.
+func (s *state) replaceWorn() {
+	for _, w := range s.workers {
+		if w.wear.out == "" || w.retired {
+			continue
 		}
 		s.recycled++
 		if w.free() {
@@ -108,6 +98,7 @@ func (p *Pool) replace(w *worker) {
 		} else {
 			s.retire(w)
 		}
-		p.log.Debug("worker was replaced", slog.String("why", r.why), slog.Int("pid", w.proc.Pid()))
-	})
+		w.pool.log.Debug("worker was replaced", slog.String("why", w.wear.out), slog.Int("pid", w.proc.Pid()))
+		return
+	}
 }

@@ -62,7 +62,6 @@ type state struct {
 	granted   []*job        // calls whose frames are to be sent
 	starts    int           // workers to start
 	dismissed []*worker     // workers to be told to end
-	replaced  []*worker     // workers to start another for
 	look      time.Duration // the next look at the queue; 0: none is needed
 }
 
@@ -78,7 +77,6 @@ func (s *state) assign(w *worker, j *job) {
 		w.jobs[j.id] = j
 	} else {
 		w.one = j
-		w.current.Store(j)
 		w.proc.Eager(s.busy < runtime.GOMAXPROCS(0) && len(s.queue.Waiting) == 0)
 	}
 	if j.Lane != nil {
@@ -86,22 +84,6 @@ func (s *state) assign(w *worker, j *job) {
 	}
 	s.meter(w)
 	s.granted = append(s.granted, j)
-}
-
-// finished records that a call ended well for its worker.
-func (s *state) finished(j *job) {
-	s.release(j)
-	s.crashes = 0
-	s.learn(j, time.Since(j.since))
-	j.stopTimers()
-}
-
-// stopTimers stops the timers of a cancellation.
-func (j *job) stopTimers() {
-	if j.grace != nil {
-		j.grace.Stop()
-		j.again.Stop()
-	}
 }
 
 // release removes a call from its worker.
@@ -122,6 +104,9 @@ func (s *state) release(j *job) {
 		w.one = nil
 	}
 	j.worker = nil
+	if j.again != nil {
+		j.again.Stop()
+	}
 	if j.Lane != nil {
 		w.limitTurns()
 	}

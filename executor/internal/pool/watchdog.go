@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"log/slog"
 	"slices"
 	"time"
@@ -97,12 +98,7 @@ func (p *Pool) watch() {
 		case <-p.open.Done():
 			return
 		}
-		for busy := true; busy; {
-			select {
-			case <-time.After(p.watchEvery):
-			case <-p.open.Done():
-				return
-			}
+		for busy := true; busy && wake.After(p.open, p.watchEvery); {
 			busy = p.patrol()
 		}
 	}
@@ -177,21 +173,16 @@ func (p *Pool) check(w *worker, u sandbox.Usage, measured []*job) {
 			return
 		}
 		late := s.countTime(w, jobs, u.CPU)
-		var fatal func(j *job) *toolmesh.Error
-		switch {
-		case w.outgrown() != nil:
-			fatal = w.outgrown()
-		case failure.Exceeded("", limits, memory, u.Tasks, files) != nil:
-			fatal = func(j *job) *toolmesh.Error { return failure.Exceeded(j.Tool, limits, memory, u.Tasks, files) }
+		fatal := func(name string) *toolmesh.Error {
+			return cmp.Or(w.outgrown(name), failure.Exceeded(name, limits, memory, u.Tasks, files))
 		}
-		if fatal != nil {
-			s.stopFor(p.log, w, jobs, fatal)
-			w.proc.Kill()
+		if fatal("") != nil {
+			s.stopFor(w, fatal)
 			return
 		}
 		for _, j := range late {
-			s.interrupt(p, j)
-			w.warn(p.log, j)
+			s.interrupt(j)
+			w.warn(j)
 		}
 	})
 }
@@ -243,51 +234,41 @@ func (s *state) computing(w *worker, jobs []*job, spent time.Duration) (calls []
 	return slices.DeleteFunc(slices.Clone(jobs), func(j *job) bool { return j.open > 0 }), true
 }
 
-// outgrown returns the error of a worker's calls if it reached a limit of its control group: the
-// kernel killed one of its processes since its call began, or refused it one; nil otherwise.
-// The worker is then ended.
-func (w *worker) outgrown() func(j *job) *toolmesh.Error {
-	group, limits := w.proc.Group(), w.pool.cfg.Limits
-	switch {
-	case group.Kills() > w.metering.kills:
-		peak, reached := group.Peak()-w.metering.charged, group.Reached()
-		return func(j *job) *toolmesh.Error { return failure.Starved(j.Tool, int64(limits.Memory), peak, reached) }
-	case group.Refused() > 0:
-		return func(j *job) *toolmesh.Error { return failure.Refused(j.Tool, limits) }
-	}
-	return nil
+// outgrown returns the error of a worker's call of a tool if the worker reached a limit of its control
+// group since its call began; nil otherwise. The worker is then ended.
+func (w *worker) outgrown(name string) *toolmesh.Error {
+	return failure.ByKernel(name, w.pool.cfg.Limits, w.proc.Group(), w.metering.kills, w.metering.charged)
 }
 
 // endOutgrown ends a worker that survived reaching a limit of its control group: the call that ends
-// now has exceeded a limit, even if it succeeded. It skips brief successful calls if no tool
-// declares such a limit.
-func (p *Pool) endOutgrown(w *worker, h frame.Header, since time.Time) (ended bool) {
-	if w.proc.Group() == nil || p.cfg.Declared.Memory == 0 && p.cfg.Declared.Pids == 0 && h.Type != frame.Error && time.Since(since) < brief {
+// now, nil if it was abandoned, has exceeded a limit, even if it succeeded. It skips brief successful
+// calls if no tool declares such a limit.
+func (s *state) endOutgrown(w *worker, h frame.Header, j *job) bool {
+	declared := s.cfg.Declared.Memory > 0 || s.cfg.Declared.Pids > 0
+	if w.proc.Group() == nil || w.free() || !declared && h.Type != frame.Error && j != nil && time.Since(j.since) < brief {
 		return false
 	}
-	p.update(func(s *state) {
-		if fails := w.outgrown(); fails != nil && !w.free() {
-			ended = true
-			s.stopFor(p.log, w, w.running(), fails)
-			w.proc.Kill()
-		}
-	})
-	return ended
+	reached := w.outgrown("") != nil
+	if reached {
+		s.stopFor(w, w.outgrown)
+	}
+	return reached
 }
 
-// stopFor takes a worker out of service and fails its calls because of a limit.
-func (s *state) stopFor(log *slog.Logger, w *worker, jobs []*job, fails func(j *job) *toolmesh.Error) {
-	for _, j := range jobs {
+// stopFor ends a worker and fails its calls because of a limit.
+func (s *state) stopFor(w *worker, fails func(name string) *toolmesh.Error) {
+	for _, j := range w.running() {
 		if j.breach.Load() == nil {
-			j.breach.Store(fails(j))
+			j.breach.Store(fails(j.Tool))
 		}
 		if !w.stopping {
-			w.warn(log, j)
+			w.warn(j)
 		}
 	}
 	s.stop(w)
+	w.proc.Kill()
 }
 
-func (w *worker) warn(log *slog.Logger, j *job) {
-	log.Warn("call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.String("error", j.breach.Load().Error()))
+func (w *worker) warn(j *job) {
+	w.pool.log.Warn("call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.String("error", j.breach.Load().Error()))
 }

@@ -10,12 +10,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 	"github.com/toolmesh/toolmesh/executor/internal/frame"
 	"github.com/toolmesh/toolmesh/executor/internal/output"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
-	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
 const (
@@ -34,18 +35,15 @@ type worker struct {
 	pool    *Pool
 	proc    Process
 	reader  *frame.Reader
-	stdout  *output.Pipe // may be nil, as stderr
-	stderr  *output.Pipe
+	pipes   []*output.Pipe // of its descriptors 1 and 2; may be none
 	tail    *output.Tail
 	reading sync.WaitGroup // the pipes
 
 	exit      sandbox.Exit // valid once it is being finished
-	gone      chan struct{}
 	finishing sync.Once
 
-	current atomic.Pointer[job] // of plain functions: the call whose output is read
-
-	logMu sync.Mutex // orders output and the ends of calls
+	logMu  sync.Mutex    // orders output and the ends of calls
+	budget *rate.Limiter // of output in frames of no call
 
 	writeMu   sync.Mutex
 	buf       []byte // frames that are about to be written
@@ -67,7 +65,7 @@ type worker struct {
 	silent    int  // looks since a keepalive was requested from its event loop; 0 after it came
 	blocked   bool // no keepalive for a while: it gets no new calls
 	metering  metering
-	recycling recycling
+	wear      wear
 }
 
 // newWorker starts a worker and waits until it is ready.
@@ -76,7 +74,7 @@ func (p *Pool) newWorker() (*worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &worker{pool: p, proc: proc, gone: make(chan struct{}), tail: output.NewTail(p.cfg.Redact), nests: map[uint64]*nestedCall{}}
+	w := &worker{pool: p, proc: proc, tail: output.NewTail(p.cfg.Redact), nests: map[uint64]*nestedCall{}}
 	w.reader = frame.NewReader(proc, p.cfg.MaxFrame)
 	if p.cfg.Async {
 		w.jobs = map[uint64]*job{}
@@ -133,12 +131,10 @@ func (w *worker) finish(cause error) {
 			w.exit = sandbox.Exit{Lost: true}
 		}
 		w.endOutput()
-		w.pool.update(func(s *state) { s.remove(w.pool.log, w, cause) })
+		w.pool.update(func(s *state) { s.remove(w, cause) })
 		w.proc.Close()
 		w.pool.update(func(s *state) { s.alive-- })
-		close(w.gone)
 	})
-	<-w.gone
 }
 
 // end lets a worker without calls exit by itself, with its exit handlers.
@@ -151,147 +147,82 @@ func (w *worker) end() {
 	w.finish(nil)
 }
 
-// follow reads for the call of a worker of plain functions until its end: the terminal's type
-// and body, or an error if the worker is useless. Items go to the call's sink, which may block,
-// until the sink returns an error: that is refused, however the call ends.
-func (w *worker) follow(j *job) (kind frame.Type, data []byte, refused, err error) {
-	for {
-		h, body, err := w.reader.Next()
-		if err != nil {
-			return 0, nil, refused, err
-		}
-		switch h.Type { //nolint:exhaustive // the rest never comes from a worker
-		case frame.Result, frame.Error, frame.End:
-			if h.ID != j.id {
-				return 0, nil, refused, fmt.Errorf("the worker answered call %d while it had call %d", h.ID, j.id)
-			}
-			if !w.answers(h, j.since) {
-				return 0, nil, refused, errExceeded
-			}
-			return h.Type, own(h, body), refused, nil
-		case frame.Yield:
-			if h.ID != j.id {
-				return 0, nil, refused, fmt.Errorf("the worker sent an item of call %d while it had call %d", h.ID, j.id)
-			}
-			if err := j.charge(len(body)); err != nil {
-				return 0, nil, refused, err
-			}
-			if refused == nil {
-				if refused = j.item(own(h, body)); refused != nil {
-					w.pool.interrupt(j)
-				}
-			}
-		default:
-			if err := w.other(h, body); err != nil {
-				return 0, nil, refused, err
-			}
-		}
+// next handles the worker's next frame. It returns the call that the frame ends, with its outcome. An
+// error means that the worker is useless.
+func (w *worker) next() (ended *job, err error) {
+	h, body, err := w.reader.Next()
+	if err != nil {
+		return nil, err
 	}
+	switch h.Type { //nolint:exhaustive // the rest never comes from a worker
+	case frame.Result, frame.Error, frame.End:
+		return w.answered(h, body)
+	case frame.Yield:
+		var j *job
+		w.pool.read(func(*state) { j, err = w.holds(h.ID) })
+		if j != nil {
+			err = j.take(body)
+		}
+	case frame.Log:
+		w.logged(h, body)
+	case frame.NestedCall, frame.NestedCancel, frame.NestedCredit:
+		err = w.nested(h, body)
+	case frame.Pong:
+		w.pool.update(func(*state) { w.silent, w.blocked, w.idleSince = 0, false, time.Now() })
+	default:
+		err = fmt.Errorf("the worker sent the unknown frame type %d", h.Type)
+	}
+	return nil, err
 }
 
 // demultiplex reads for all calls of a worker of coroutines, until it ends.
 func (w *worker) demultiplex() error {
 	for {
-		h, body, err := w.reader.Next()
+		j, err := w.next()
 		if err != nil {
 			return err
 		}
-		switch h.Type { //nolint:exhaustive // the rest never comes from a worker
-		case frame.Result, frame.Error, frame.End:
-			var since time.Time
-			if j := w.find(h.ID); j != nil {
-				since = j.since
-			}
-			if !w.answers(h, since) {
-				return errExceeded
-			}
-			j, err := w.pool.finishedCoroutine(w, h.ID)
-			if err != nil {
-				return err
-			}
-			if j != nil {
-				j.kind, j.body = h.Type, own(h, body)
-				j.done <- struct{}{}
-			}
-		case frame.Yield:
-			var j *job
-			w.pool.read(func(*state) { j, err = w.jobs[h.ID], w.known(h.ID) })
-			if j != nil {
-				err = j.charge(len(body))
-			}
-			if err != nil {
-				return err
-			}
-			if j == nil {
-				continue
-			}
-			j.items.mu.Lock()
-			j.items.list = append(j.items.list, own(h, body))
-			j.items.mu.Unlock()
-			wake.Up(j.items.notify)
-		default:
-			if err := w.other(h, body); err != nil {
-				return err
-			}
+		if j != nil {
+			j.done <- struct{}{}
 		}
 	}
 }
 
-// other handles a frame that is neither a call's end nor an item.
-func (w *worker) other(h frame.Header, body []byte) error {
-	switch h.Type { //nolint:exhaustive // the rest never comes from a worker
-	case frame.Log:
-		w.logged(h, body)
-	case frame.NestedCall, frame.NestedCancel, frame.NestedCredit:
-		return w.nested(h, body)
-	case frame.Pong:
-		w.pool.answered(w)
-	default:
-		return fmt.Errorf("the worker sent the unknown frame type %d", h.Type)
-	}
-	return nil
-}
-
-// answers handles the frame that ends a call that began at since; false if it does not count.
-func (w *worker) answers(h frame.Header, since time.Time) bool {
-	if w.pool.endOutgrown(w, h, since) {
-		return false
-	}
-	if h.Flags&frame.FlagSpent != 0 {
-		w.pool.update(func(s *state) { s.stop(w) }) // its call used it up
-	}
+// answered handles the frame that ends a call; nil if the call was abandoned before. Output that
+// came before it is passed on; the call gets none afterwards.
+func (w *worker) answered(h frame.Header, body []byte) (j *job, err error) {
+	alone := false
+	w.logMu.Lock()
 	w.settleOutput(h.Flags)
-	return true
+	w.pool.update(func(s *state) {
+		j, err = s.answered(w, h, body)
+		alone = w.ended && !s.cfg.Async && w.free() // no goroutine reads from it any more
+	})
+	w.logMu.Unlock()
+	if alone {
+		w.finish(nil)
+	}
+	return j, err
 }
 
 var errExceeded = errors.New("it exceeded a limit that the kernel enforces")
 
-// own is a body that may be retained.
-func own(h frame.Header, body []byte) []byte {
-	if frame.Owned(h) {
-		return body
+// holds is the call of an id; nil if it was abandoned. The error is that the worker cannot have it.
+// It is called with the pool's lock.
+func (w *worker) holds(id uint64) (*job, error) {
+	j := w.jobs[id]
+	if w.one != nil && w.one.id == id {
+		j = w.one
 	}
-	return append(make([]byte, 0, len(body)), body...)
+	if j == nil && w.abandoned == 0 {
+		return nil, fmt.Errorf("the worker sent a frame of call %d, which it does not have", id)
+	}
+	return j, nil
 }
 
-// known is an error for a call that the worker of coroutines does not have. It is called with
-// the pool's lock.
-func (w *worker) known(id uint64) error {
-	if w.jobs[id] == nil && w.abandoned == 0 {
-		return fmt.Errorf("the worker sent a frame of call %d, which it does not have", id)
-	}
-	return nil
-}
-
-// find is the call of an id, nil if it was abandoned.
+// find is the call of an id; nil if the worker does not have it.
 func (w *worker) find(id uint64) (j *job) {
-	if !w.pool.cfg.Async {
-		if j := w.current.Load(); j != nil && j.id == id {
-			return j
-		}
-		return nil
-	}
-	w.pool.read(func(*state) { j = w.jobs[id] })
+	w.pool.read(func(*state) { j, _ = w.holds(id) })
 	return j
 }
 
@@ -302,7 +233,7 @@ func (w *worker) call(j *job) {
 	defer w.writeMu.Unlock()
 	w.calls++
 	j.place.Store(w.calls)
-	w.append(frame.Header{Type: frame.Call, Flags: j.flags, Slot: j.Slot, ID: j.id}, j.meta, j.Args)
+	w.buf = frame.Append(w.buf, frame.Header{Type: frame.Call, Flags: j.flags, Slot: j.Slot, ID: j.id}, j.meta, j.Args)
 	if j.crowded && len(w.buf) < gathered {
 		if w.gathering {
 			return // the goroutine that gathers writes it
@@ -336,20 +267,12 @@ func (w *worker) credit(j *job, size int) {
 	w.send(frame.Header{Type: frame.Credit, ID: j.id}, binary.LittleEndian.AppendUint32(nil, uint32(size))) //nolint:gosec // bounded by the window
 }
 
-func (w *worker) ping() { w.send(frame.Header{Type: frame.Ping, ID: w.proc.ID()}, nil) }
-
 // send writes a frame. It never blocks.
 func (w *worker) send(h frame.Header, body []byte) {
 	w.writeMu.Lock()
 	defer w.writeMu.Unlock()
-	w.append(h, body, nil)
+	w.buf = frame.Append(w.buf, h, body)
 	w.write()
-}
-
-// append adds a frame to buf. writeMu is held.
-func (w *worker) append(h frame.Header, meta, rest []byte) {
-	h.Length = uint32(len(meta) + len(rest)) //nolint:gosec // bounded by the executor
-	w.buf = append(append(h.Append(w.buf), meta...), rest...)
 }
 
 // write writes buf. writeMu is held.

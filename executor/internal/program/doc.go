@@ -25,8 +25,8 @@
 //	                          v                    v
 //	                       [ ended: nothing that it started is left ] ──> result or error
 //
-// A run is owned by the goroutine of its call. Its helpers (stderr, the end of ctx, the check of
-// limits) report only through r.breach and r.exceeded, and have ended when the call returns.
+// A run is owned by the goroutine of its call. Its helpers (stderr, the check of limits) report only
+// through r.breach, and have ended when the call returns.
 //
 // # States of a runner
 //

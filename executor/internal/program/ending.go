@@ -22,10 +22,8 @@ func (r *run) failed(ending sandbox.Ending) error {
 	case ending.Failed != 0:
 		return failure.Unavailable("the command %s could not be started: %s", r.program(), ending.Failed).WithRetryable(false)
 	case ending.Lost:
-		select {
-		case <-r.runner.stop:
+		if r.runner.life.Err() != nil {
 			return failure.During(toolmesh.CodeUnavailable, "the index %s was closed while the call ran", r.runner.cfg.Index)
-		default:
 		}
 		return r.withWords(failure.During(toolmesh.CodeWorkerCrashed, "the process that runs %s ended under it", r.program()))
 	case how.Signal != 0:

@@ -1,72 +1,36 @@
 package program
 
 import (
+	"cmp"
 	"log/slog"
 	"time"
 
-	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 )
 
-// backstop is the memory that the system lets one process of a command reserve: far more than a
-// declared limit, which the watchdog enforces with its own error. 0 without a declared limit.
-func (r *run) backstop() int64 {
-	if r.declared.Memory == 0 {
-		return 0
-	}
-	return sandbox.Backstop(int64(min(r.declared.Memory, r.call.Limits.Memory)))
-}
-
 // patrol measures a command until it has ended. Too much processor time terminates it with
 // grace; too much memory or too many processes kill it at once.
 func (r *run) patrol(every time.Duration) {
-	var files sandbox.Look
-	r.proc.Watch(every, r.call.Limits.Pids, func(u sandbox.Usage) bool {
-		exceeded, fatal := r.exceeds(u, &files)
-		if refused := r.refused(); refused != nil {
-			exceeded, fatal = refused, true
+	limits, look := r.call.Limits, sandbox.Look{}
+	r.proc.Watch(every, limits.Pids, func(u sandbox.Usage) bool {
+		memory, files := int64(0), int64(0)
+		if limits.Pids == 0 || u.Tasks <= limits.Pids { // measuring more processes is slow
+			memory = u.MemoryFor(int64(limits.Memory), 0, func() (int64, bool) { return sandbox.ShareOf(r.proc.Pid(), false) })
+			if limit := int64(limits.TempFiles); limit > 0 {
+				files, _ = look.Due(func() int64 { return sandbox.FilesOf(r.folder, r.proc.Pid(), limit) })
+			}
 		}
-		if exceeded == nil {
-			return false
+		exceeded, end := failure.ByKernel(r.call.Tool, limits, r.group, 0, 0), r.proc.Kill
+		exceeded = cmp.Or(exceeded, failure.Exceeded(r.call.Tool, limits, memory, u.Tasks, files))
+		if exceeded == nil && limits.CPUTime > 0 && u.CPU > limits.CPUTime {
+			exceeded, end = failure.OutOfTime(r.call.Tool, limits.CPUTime, u.CPU), r.terminate
 		}
-		r.breach.Store(exceeded)
-		r.runner.cfg.Logger.Warn("command exceeded a limit", slog.String("rpc_id", r.call.RPCID), slog.String("tool", r.call.Tool), slog.String("error", exceeded.Error()))
-		if fatal {
-			r.proc.Kill()
-		} else {
-			close(r.exceeded)
+		if exceeded != nil {
+			r.breach.Store(exceeded)
+			r.runner.cfg.Logger.Warn("command exceeded a limit", slog.String("rpc_id", r.call.RPCID), slog.String("tool", r.call.Tool), slog.String("error", exceeded.Error()))
+			end()
 		}
-		return true
+		return exceeded != nil
 	})
-}
-
-// exceeds returns the exceeded limit, and whether the program must be killed at once.
-func (r *run) exceeds(u sandbox.Usage, look *sandbox.Look) (exceeded *toolmesh.Error, fatal bool) {
-	limits, memory, files := r.call.Limits, int64(0), int64(0)
-	if limits.Pids == 0 || u.Tasks <= limits.Pids { // measuring more processes is slow
-		memory = u.MemoryFor(int64(limits.Memory), 0, func() (int64, bool) { return sandbox.ShareOf(r.proc.Pid(), false) })
-		if limit := int64(limits.TempFiles); limit > 0 {
-			files, _ = look.Due(func() int64 { return sandbox.FilesOf(r.folder, r.proc.Pid(), limit) })
-		}
-	}
-	if exceeded := failure.Exceeded(r.call.Tool, limits, memory, u.Tasks, files); exceeded != nil {
-		return exceeded, true
-	}
-	if limits.CPUTime > 0 && u.CPU > limits.CPUTime {
-		return failure.OutOfTime(r.call.Tool, limits.CPUTime, u.CPU), false
-	}
-	return nil, false
-}
-
-// refused is the error of a program if the kernel killed one of its processes for lack of
-// memory, or refused it one; else nil.
-func (r *run) refused() *toolmesh.Error {
-	switch {
-	case r.group.Kills() > 0:
-		return failure.Starved(r.call.Tool, int64(r.call.Limits.Memory), r.group.Peak(), r.group.Reached())
-	case r.group.Refused() > 0:
-		return failure.Refused(r.call.Tool, r.call.Limits)
-	}
-	return nil
 }

@@ -30,24 +30,19 @@ type Config struct {
 	Launch  sandbox.Command
 	Spawner *sandbox.Spawner
 	Groups  *cgroup.Tree
-	// Environ is the whole environment of a program: that of all programs, with its user's
-	// own variables and vars on top.
-	Environ func(own, vars map[string]string) []string
-	// User is the user of a program with this sandbox level, or none, and that user's
-	// variables.
-	User    func(tool.Sandbox) (user sandbox.User, own map[string]string, err error)
-	Given   func(sandbox.User) []sandbox.Path // folders for programs of a user, in addition to temporary files
-	Redact  *output.Redactor                  // nil without secrets
-	Scratch string                            // parent of the only writable folders of confined programs
-	Sandbox tool.Sandbox                      // for calls without a level
+	// Request describes a program of a sandbox level, or none, with variables on top of those of all
+	// programs: its user, its folders but that for temporary files, its environment, and the number
+	// of processes and threads of a user whose programs may each have pids.
+	Request func(asked tool.Sandbox, vars map[string]string, pids int) (sandbox.Request, error)
+	Path    []string         // folders in which programs are looked up
+	Redact  *output.Redactor // nil without secrets
+	Scratch string           // parent of the only writable folders of confined programs
+	Sandbox tool.Sandbox     // for calls without a level
 	// Concurrency is the maximum of simultaneous programs.
 	Concurrency int
 	// Limits are for calls that declare none, MaxLimits are the highest that calls may declare.
 	// Zero fields mean no limit.
 	Limits, MaxLimits tool.Limits
-	// Processes is the number of processes and threads of a user whose programs may each have
-	// pids; 0: any.
-	Processes func(user sandbox.User, pids int) int
 	// MaxResult is the maximum of a result or an item, in bytes.
 	MaxResult int
 	// Grace is the time between SIGTERM and SIGKILL.
@@ -92,25 +87,20 @@ type Call struct {
 // Runner runs the programs of one index. Its methods may be called concurrently.
 type Runner struct {
 	cfg  Config
-	path []string // PATH of the programs
+	life context.Context //nolint:containedctx // until running programs must be killed
+	end  context.CancelFunc
 
 	mu      sync.Mutex
 	free    int                  // free slots; 0 while calls wait
 	waiting turns.Queue[*waiter] // calls without a slot
 	closed  bool
-	stop    chan struct{} // closed when running programs must be killed
-	stopped sync.Once
 	running sync.WaitGroup
 }
 
 // New makes a runner; it starts nothing.
 func New(cfg Config) *Runner {
-	p := &Runner{cfg: cfg, free: cfg.Concurrency, stop: make(chan struct{})}
-	for _, line := range cfg.Environ(nil, nil) {
-		if list, ok := strings.CutPrefix(line, "PATH="); ok {
-			p.path = filepath.SplitList(list)
-		}
-	}
+	p := &Runner{cfg: cfg, free: cfg.Concurrency}
+	p.life, p.end = context.WithCancel(context.Background())
 	return p
 }
 
@@ -133,18 +123,14 @@ func (p *Runner) Missing(program string) string {
 		}
 		return ""
 	}
-	for _, folder := range p.path {
-		if isExecutable(filepath.Join(folder, program)) {
+	for _, folder := range p.cfg.Path {
+		info, err := os.Stat(filepath.Join(folder, program))
+		if err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
 			return ""
 		}
 	}
 	return fmt.Sprintf("command not found: %s is neither in the index's environment nor on the PATH of this node's agent; "+
 		"install it there, or add the package that brings it to the dependencies", program)
-}
-
-func isExecutable(file string) bool {
-	info, err := os.Stat(file)
-	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
 // Call runs a program and returns its result as JSON; nil for a stream, whose items go to the
@@ -174,7 +160,7 @@ func (p *Runner) Call(ctx context.Context, call Call, sink output.Sink) (json.Ra
 	r := &run{
 		asked: asked, declared: declared,
 		runner: p, call: call, sink: sink, quiet: make(chan struct{}), tail: output.NewTail(p.cfg.Redact),
-		most: p.cfg.MaxResult, exceeded: make(chan struct{}), list: []json.RawMessage{}, last: json.RawMessage("null"),
+		most: p.cfg.MaxResult, list: []json.RawMessage{}, last: json.RawMessage("null"),
 	}
 	if most := int64(call.Limits.Output); most > 0 && most < int64(r.most) {
 		r.most = int(most)
@@ -198,46 +184,43 @@ type waiter struct {
 
 // enter takes a slot, fairly among accounts.
 func (p *Runner) enter(ctx context.Context, account string) error {
-	if ctx.Err() != nil {
-		return failure.Ended(ctx, toolmesh.StartedNo)
-	}
-	p.mu.Lock()
-	if p.free > 0 {
-		p.free--
-		p.mu.Unlock()
-		return nil
-	}
 	w := &waiter{given: make(chan struct{})}
+	p.mu.Lock()
 	p.waiting.Add(w, account)
+	p.serve()
 	p.mu.Unlock()
 	select {
 	case <-w.given:
 	case <-ctx.Done():
-	case <-p.stop:
+	case <-p.life.Done():
 	}
 	p.mu.Lock()
 	waits := p.waiting.Remove(w)
 	p.mu.Unlock()
 	switch {
-	case !waits && ctx.Err() == nil:
+	case ctx.Err() == nil && !waits:
 		return nil
-	case !waits: // it got a slot meanwhile
-		p.leave()
 	case ctx.Err() == nil:
 		return failure.Unavailable("the index %s is closed", p.cfg.Index)
+	case !waits: // it has got a slot all the same
+		p.leave()
 	}
 	return failure.Ended(ctx, toolmesh.StartedNo)
 }
 
-// leave passes a call's slot to the next waiter.
+// serve gives free slots to those that wait. p.mu is held.
+func (p *Runner) serve() {
+	for ; p.free > 0 && len(p.waiting.Waiting) > 0; p.free-- {
+		close(p.waiting.Serve(0).given)
+	}
+}
+
+// leave gives a call's slot back.
 func (p *Runner) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.waiting.Waiting) == 0 {
-		p.free++
-		return
-	}
-	close(p.waiting.Serve(0).given)
+	p.free++
+	p.serve()
 }
 
 // Close refuses new calls, waits for running ones until ctx ends, and then kills these. It
@@ -255,7 +238,7 @@ func (p *Runner) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		cut = context.Cause(ctx)
 	}
-	p.stopped.Do(func() { close(p.stop) })
+	p.end()
 	waiting.Wait()
 	p.cfg.Closed()
 	return cut

@@ -57,17 +57,16 @@ func newRunner(t *testing.T, change func(*program.Config)) (*program.Runner, str
 			Path: interpreter, Dir: dir, Env: []string{"LANG=C.UTF-8"},
 			Args: []string{"-I", "-S", "-c", "import sys; sys.path.insert(0, sys.argv[1]); from _the_worker import entry; entry.command(sys.argv[2])", files},
 		},
-		Environ: func(_, vars map[string]string) []string {
+		Request: func(_ tool.Sandbox, vars map[string]string, _ int) (sandbox.Request, error) {
 			list := []string{"PATH=" + os.Getenv("PATH")}
 			for name, value := range vars {
 				list = append(list, name+"="+value)
 			}
-			return list
+			return sandbox.Request{Env: list}, nil
 		},
-		User:   func(tool.Sandbox) (sandbox.User, map[string]string, error) { return sandbox.User{}, nil, nil },
+		Path:   filepath.SplitList(os.Getenv("PATH")),
 		Redact: output.NewRedactor([]string{secret}), Scratch: t.TempDir(), Sandbox: tool.SandboxNone,
 		Concurrency: 2, MaxResult: 1 << 20, Grace: 10 * time.Second, Closed: func() {},
-		Processes: func(sandbox.User, int) int { return 0 }, Given: func(sandbox.User) []sandbox.Path { return nil },
 	}
 	if change != nil {
 		change(&cfg)
@@ -204,6 +203,20 @@ func TestCancelled(t *testing.T) {
 	calling.Wait()
 	if _, err := os.Stat(filepath.Join(dir, "asked")); err != nil {
 		t.Errorf("the program was not asked to end: %v", err)
+	}
+}
+
+// A call ends at its deadline even if the process above its program never reads what it is to run.
+func TestRequestThatIsNotRead(t *testing.T) {
+	t.Parallel()
+	p, _ := newRunner(t, func(cfg *program.Config) {
+		cfg.Launch = sandbox.Command{Path: "/bin/sh", Args: []string{"-c", "exec /bin/sleep 20"}, Dir: "/"}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := p.Call(ctx, program.Call{Tool: "t", Argv: []string{"echo", strings.Repeat("x", 8<<20)}}, nil)
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeDeadlineExceeded || e.Started != toolmesh.StartedNo {
+		t.Errorf("got %v", err)
 	}
 }
 

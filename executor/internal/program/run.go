@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,7 +14,6 @@ import (
 	"github.com/toolmesh/toolmesh/executor/internal/failure"
 	"github.com/toolmesh/toolmesh/executor/internal/output"
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
-	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -30,10 +28,9 @@ type run struct {
 	most   int    // maximum of a result or an item, in bytes
 	folder string // of its temporary files
 
-	proc     *sandbox.Process
-	group    *cgroup.Group                  // nil without a group of its own
-	breach   atomic.Pointer[toolmesh.Error] // the exceeded limit
-	exceeded chan struct{}                  // closed when it must end for that
+	proc   *sandbox.Process
+	group  *cgroup.Group                  // nil without a group of its own
+	breach atomic.Pointer[toolmesh.Error] // the exceeded limit
 
 	tail  *output.Tail
 	quiet chan struct{} // closed when stderr has ended
@@ -46,50 +43,57 @@ type run struct {
 var errTooLong = errors.New("too long")
 
 func (r *run) do(ctx context.Context) (json.RawMessage, error) {
-	if why := r.runner.cfg.Spawner.Survey().Lacks(r.asked); why != "" {
+	cfg, limits := &r.runner.cfg, r.call.Limits
+	if why := cfg.Spawner.Survey().Lacks(r.asked); why != "" {
 		return nil, failure.Unavailable("%s is not served: %s", r.call.Tool, why).WithRetryable(false)
 	}
-	vars := r.call.Vars
-	user, own, err := r.runner.cfg.User(r.asked)
-	if err == nil {
-		r.folder, err = sandbox.OwnFolder(r.runner.cfg.Scratch, r.call.Sandbox, user)
+	notStarted := func(err error) error {
+		return failure.Unavailable("the command of %s could not be started: %s", r.call.Tool, err)
 	}
+	request, err := cfg.Request(r.asked, r.call.Vars, limits.Pids)
 	if err != nil {
-		return nil, failure.Unavailable("the command of %s could not be started: %s", r.call.Tool, err)
+		return nil, notStarted(err)
 	}
-	if r.folder != "" {
-		defer deep.RemoveAll(r.folder) //nolint:errcheck // nothing is left that uses it
-		vars = maps.Clone(vars)
-		if vars == nil {
-			vars = map[string]string{}
-		}
-		vars["TMPDIR"] = r.folder
+	request.Level, request.OpenFiles, request.Argv = r.call.Sandbox, limits.OpenFiles, r.call.Argv
+	if r.declared.Memory > 0 { // far more than the limit, which the watchdog enforces with its own error
+		request.Memory = sandbox.Backstop(int64(min(r.declared.Memory, limits.Memory)))
 	}
-	launch := r.runner.cfg.Launch
+	remove, err := request.Scratch(cfg.Scratch)
+	if err != nil {
+		return nil, notStarted(err)
+	}
+	defer remove()
+	r.folder = request.Folder
+	launch := cfg.Launch
 	launch.Sandbox = r.call.Sandbox
-	proc, err := r.runner.cfg.Spawner.Start(launch)
+	proc, err := cfg.Spawner.Start(launch)
 	if err != nil {
-		return nil, failure.Unavailable("the command of %s could not be started: %s", r.call.Tool, err)
+		return nil, notStarted(err)
 	}
 	r.proc = proc
 	// It starts no process before it has read the request.
-	r.group = sandbox.EncloseProgram(r.runner.cfg.Logger, r.runner.cfg.Groups, proc.Pid(), int64(r.call.Limits.Memory), r.call.Limits.Pids)
+	r.group = sandbox.EncloseProgram(cfg.Logger, cfg.Groups, proc.Pid(), int64(limits.Memory), limits.Pids)
 	defer r.group.Close()
 	defer proc.Kill()
-	if _, err := proc.Control.Write(append(r.request(user, r.runner.cfg.Environ(own, vars)).Encode(), r.until()...)); err != nil {
-		return nil, failure.Unavailable("the command of %s could not be started: %s", r.call.Tool, err)
+	defer context.AfterFunc(r.runner.life, proc.Kill)()
+	read := context.AfterFunc(ctx, proc.Kill) // it may be frozen, and read nothing
+	_, err = proc.Control.Write(append(request.Encode(), r.until()...))
+	read()
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, failure.Ended(ctx, toolmesh.StartedNo)
+	case err != nil:
+		return nil, notStarted(err)
 	}
 	var helpers sync.WaitGroup
 	defer helpers.Wait()
 	defer proc.Kill() // before the helpers are waited for
 	helpers.Go(r.stderr)
-	finished := make(chan struct{})
-	defer close(finished)
-	helpers.Go(func() { r.watch(ctx, finished) })
+	defer context.AfterFunc(ctx, r.terminate)()
 	if r.call.Lane != nil {
 		r.call.Lane.Follow(func(end time.Time) { _, _ = proc.Control.Write(until(end)) })
 	}
-	if every := sandbox.Pace(r.declared, r.call.Limits); every > 0 {
+	if every := sandbox.Pace(r.declared, limits); every > 0 {
 		helpers.Go(func() { r.patrol(every) })
 	}
 
@@ -101,7 +105,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	if exceeded := r.breach.Load(); exceeded != nil {
 		return nil, exceeded
 	}
-	if refused := r.refused(); refused != nil {
+	if refused := failure.ByKernel(r.call.Tool, limits, r.group, 0, 0); refused != nil {
 		return nil, refused
 	}
 	switch {
@@ -137,38 +141,10 @@ func until(end time.Time) []byte {
 	return binary.LittleEndian.AppendUint64([]byte("U"), sandbox.Boottime(end))
 }
 
-// request describes the program for the process above it.
-func (r *run) request(user sandbox.User, env []string) sandbox.Request {
-	given := r.runner.cfg.Given(user)
-	if r.folder != "" {
-		given = append(given, sandbox.Path{Path: r.folder, Access: sandbox.AccessOwn})
-	}
-	return sandbox.Request{
-		Level: r.call.Sandbox, Folder: r.folder, User: user, Given: given,
-		OpenFiles: r.call.Limits.OpenFiles, Memory: r.backstop(),
-		Processes: r.runner.cfg.Processes(user, r.call.Limits.Pids), Argv: r.call.Argv, Env: env,
-	}
-}
-
-// watch ends the program early: after the grace when ctx ends, at once when the index is
-// closed.
-func (r *run) watch(ctx context.Context, finished <-chan struct{}) {
-	select {
-	case <-finished:
-		return
-	case <-r.runner.stop:
-		r.proc.Kill()
-		return
-	case <-r.exceeded:
-	case <-ctx.Done():
-	}
+// terminate asks the program to end, and kills it after the grace.
+func (r *run) terminate() {
 	_, _ = r.proc.Control.Write([]byte("T"))
-	select {
-	case <-finished:
-	case <-r.runner.stop:
-	case <-time.After(r.runner.cfg.Grace):
-	}
-	r.proc.Kill()
+	time.AfterFunc(r.runner.cfg.Grace, r.proc.Kill)
 }
 
 // stderr keeps the end of the program's stderr and passes it on as log lines.

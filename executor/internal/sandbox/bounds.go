@@ -113,9 +113,6 @@ func EncloseProgram(log *slog.Logger, groups *cgroup.Tree, pid int, memory int64
 // keep enforces the bounds of a process, above a program that has not started, until it ends.
 // exceeded, called after that, returns which bound ended it, if any.
 func (s *Spawner) keep(proc *Process, b Bounds) (exceeded func() error) {
-	if b.Time == 0 && b.Memory == 0 && b.Tasks == 0 {
-		return func() error { return nil }
-	}
 	group := EncloseProgram(s.log, b.Groups, proc.Pid(), b.Memory, b.Tasks)
 	end := time.Now().Add(b.Time)
 	var found error

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/toolmesh/toolmesh/internal/deep"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -53,6 +54,19 @@ func (r Request) Encode() []byte {
 	}
 	binary.LittleEndian.PutUint32(b.Bytes(), uint32(b.Len()-4)) //nolint:gosec // bounded by the size of a message
 	return b.Bytes()
+}
+
+// Scratch gives the program a folder below parent for its temporary files, as [OwnFolder] makes it;
+// remove must be called after the program's end.
+func (r *Request) Scratch(parent string) (remove func(), err error) {
+	folder, err := OwnFolder(parent, r.Level, r.User)
+	if folder == "" {
+		return func() {}, err
+	}
+	r.Folder = folder
+	r.Given = append(r.Given, Path{Path: folder, Access: AccessOwn})
+	r.Env = append(r.Env, "TMPDIR="+folder)
+	return func() { _ = deep.RemoveAll(folder) }, nil
 }
 
 // Bounds on a program's output, in bytes: standard output over maxOutput is a failure, of

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -45,7 +46,6 @@ type Making struct {
 // marker describes an environment. It lies outside of it, as its [listing] does: an index can
 // change the files inside.
 type marker struct {
-	Digest      string      `json:"digest"`
 	Interpreter Interpreter `json:"interpreter"`
 	Wanted      string      `json:"wanted"` // digest of the lock
 	Build       string      `json:"build"`
@@ -62,9 +62,6 @@ func (s *Store) Environment(ctx context.Context, sourceDir string, lock Lock, ma
 
 func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, making Making, progress Progress) (_ *Env, err error) {
 	progress.report("interpreter", "running", 50)
-	if len(packages(lock.Requirements)) == 0 {
-		lock.Requirements = nil
-	}
 	content := string(lock.Requirements)
 	if making.Own {
 		content += "\n# of " + making.Account
@@ -103,17 +100,14 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, ma
 	if err := s.warmUp(ctx, interpreter); err != nil {
 		return nil, err
 	}
-	env := &Env{
-		Dir: at.env(), Python: filepath.Join(at.env(), "bin", "python"), Base: interpreter.Path, Version: interpreter.Version, Digest: at.digest,
-	}
 	if shared {
 		s.touch(at)
 	}
-	m, what := s.verify(at)
-	if what != "" {
-		m = marker{Digest: at.digest, Interpreter: interpreter, Wanted: wanted, Build: rand.Text(), Compiled: shared || len(lock.Requirements) == 0}
+	m, invalid := s.verify(at)
+	if invalid != nil {
+		m = marker{Interpreter: interpreter, Wanted: wanted, Build: rand.Text(), Compiled: shared || len(lock.Requirements) == 0}
 		if _, err := os.Lstat(at.env()); err == nil {
-			s.log.Warn("environment is invalid and is built anew", slog.String("digest", at.digest), slog.String("reason", what))
+			s.log.Warn("environment is invalid and is built anew", slog.String("digest", at.digest), slog.String("reason", invalid.Error()))
 		}
 		began := time.Now()
 		if err := s.build(ctx, sourceDir, lock, making, m, at, progress); err != nil {
@@ -124,12 +118,13 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, ma
 		}
 		s.log.Info("environment built", slog.String("digest", at.digest), slog.Bool("shared", shared), slog.Duration("took", time.Since(began)))
 	}
-	env.Build = m.Build
-	if _, before := s.verified.LoadOrStore(at.digest, true); !m.Compiled && (what != "" || !before) {
+	if _, before := s.verified.LoadOrStore(at.digest, true); !m.Compiled && (invalid != nil || !before) {
 		s.compile(at, m)
 	}
 	progress.report("environment", "done", 100)
-	return env, nil
+	return &Env{
+		Dir: at.env(), Python: at.python(), Base: interpreter.Path, Version: interpreter.Version, Digest: at.digest, Build: m.Build,
+	}, nil
 }
 
 // digestOf is a short digest of texts.
@@ -154,7 +149,7 @@ func (s *Store) finished() (all []marker) {
 // places returns all environments, finished or not, that are shared or of this store.
 func (s *Store) places() (all []place) {
 	for _, folder := range slices.Compact([]string{cmp.Or(s.shared, s.dir), s.dir}) {
-		entries, _ := os.ReadDir(place{folder: folder}.env()) // the folder may not exist yet
+		entries, _ := os.ReadDir(place{folder: folder}.envs()) // the folder may not exist yet
 		for _, entry := range entries {
 			all = append(all, place{folder, entry.Name()})
 		}
@@ -162,29 +157,25 @@ func (s *Store) places() (all []place) {
 	return all
 }
 
-// verify returns why an environment is not valid; empty if it is. All files are checked once
-// in a process, as those of an earlier process may be damaged.
-func (s *Store) verify(at place) (m marker, what string) {
+// verify returns the marker of an environment, and an error if that is not valid. All files are
+// checked once in a process, as those of an earlier process may be damaged.
+func (s *Store) verify(at place) (marker, error) {
 	m, err := at.marker()
-	if err != nil {
-		return m, err.Error()
-	}
-	target, err := os.Readlink(filepath.Join(at.env(), "bin", "python"))
 	switch {
 	case err != nil:
-		return m, err.Error()
-	case m.Digest != at.digest, target != m.Interpreter.Path, !m.Interpreter.unchanged(), !isDir(sitePackages(at.env(), m.Interpreter)):
-		return m, "its marker is of another environment"
+		return m, err
+	case !m.Interpreter.unchanged() || !isExecutable(at.python()):
+		return m, errors.New("its interpreter has changed or is gone")
 	}
 	if _, before := s.verified.Load(at.digest); before {
-		return m, ""
+		return m, nil
 	}
 	if !m.Compiled {
 		if err := dropBytecode(at.env()); err != nil {
-			return m, err.Error()
+			return m, err
 		}
 	}
-	return m, damage(at)
+	return m, damage(at.env(), at.file(listingName))
 }
 
 func sitePackages(dir string, i Interpreter) string {
@@ -194,12 +185,12 @@ func sitePackages(dir string, i Interpreter) string {
 // build makes the environment that a marker describes.
 func (s *Store) build(ctx context.Context, sourceDir string, lock Lock, making Making, m marker, at place, progress Progress) error {
 	progress.report("environment", "running", 55)
-	for _, folder := range []string{place{folder: at.folder}.env(), at.records()} {
+	for _, folder := range []string{at.envs(), at.records()} {
 		if err := os.MkdirAll(folder, 0o755); err != nil { //nolint:gosec // interpreters of other users read it
 			return err
 		}
 	}
-	beside, err := os.MkdirTemp(place{folder: at.folder}.env(), "new-")
+	beside, err := os.MkdirTemp(at.envs(), "new-")
 	if err != nil {
 		return err
 	}
@@ -232,23 +223,15 @@ func (s *Store) build(ctx context.Context, sourceDir string, lock Lock, making M
 // that another store has put there meanwhile is kept. An invalid one is moved away, not
 // removed: processes may be using it.
 func (s *Store) publish(beside string, at place, m marker, files listing) error {
-	err := os.Rename(beside, at.env())
-	if err != nil {
-		if _, there := os.Lstat(at.env()); there != nil {
-			return err
-		}
-		if _, what := s.verify(at); what == "" {
+	if err := os.Rename(beside, at.env()); err != nil {
+		if _, invalid := s.verify(at); invalid == nil {
 			return nil
 		}
-		// In a folder that is swept, in case this process ends here.
-		old, err := os.MkdirTemp(place{folder: at.folder}.env(), "new-")
-		if err != nil {
-			return err
+		old, moved := at.moveAway()
+		if moved != nil {
+			return errors.Join(err, moved)
 		}
 		defer deep.RemoveAll(old) //nolint:errcheck // swept at the next start
-		if err := os.Rename(at.env(), filepath.Join(old, at.digest)); err != nil {
-			return err
-		}
 		if err := os.Rename(beside, at.env()); err != nil {
 			return err
 		}
@@ -313,14 +296,11 @@ func seal(dir string, i Interpreter) error {
 		if err != nil {
 			return err
 		}
-		want := info.Mode().Perm()&0o755 | 0o644
+		mode := info.Mode().Perm()&0o755 | 0o644
 		if entry.IsDir() {
-			want = 0o755
+			mode = 0o755
 		}
-		if info.Mode()&^fs.ModeDir == want {
-			return nil
-		}
-		return root.Chmod(path, want)
+		return root.Chmod(path, mode)
 	})
 	if err != nil {
 		return err
@@ -358,43 +338,30 @@ func (s *Store) warmUp(ctx context.Context, i Interpreter) error {
 	if s.warm == "" {
 		return nil
 	}
-	mark := filepath.Join(s.warm, "compiled."+i.CacheTag)
-	// whole reports whether the bytecode matches its listing.
-	whole := func() bool {
-		was, err := readJSON[listing](mark)
-		return err == nil && maps.Equal(was, compiledBy(s.warm, i))
-	}
-	release, err := s.keys.take(ctx, mark)
+	record := filepath.Join(s.warm, bytecode, "compiled."+i.CacheTag)
+	release, err := s.keys.take(ctx, record)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if whole() {
+	if damage(s.warm, record) == nil {
 		return nil
 	}
 	const script = `import glob, os, py_compile, sys
 for file in glob.glob(os.path.join(sys.argv[1], "**", "*.py"), recursive=True):
     py_compile.compile(file, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)`
 	_, said, err := s.run(ctx, s.dir, i.Path, "-I", "-c", script, s.warm)
-	if err == nil {
-		err = writeJSON(mark, compiledBy(s.warm, i))
-	}
 	if err != nil {
 		return failed(err, lastLine(said), "the worker's files cannot be compiled by %s", i.Path)
 	}
-	return nil
-}
-
-// compiledBy lists the bytecode of an interpreter below a folder, by its content.
-func compiledBy(folder string, i Interpreter) listing {
-	all, _ := list(folder, nil, true)
-	compiled := listing{}
-	for name, file := range all {
-		if strings.HasSuffix(name, "."+i.CacheTag+".pyc") {
-			compiled[name] = noted{Sum: file.Sum}
-		}
+	files, err := list(s.warm, nil, true)
+	if err != nil {
+		return err
 	}
-	return compiled
+	maps.DeleteFunc(files, func(name string, _ noted) bool { // of other interpreters
+		return isBytecode(name) && !strings.HasSuffix(name, "."+i.CacheTag+".pyc")
+	})
+	return writeJSON(record, files)
 }
 
 func lastLine(text string) string {

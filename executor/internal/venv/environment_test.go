@@ -95,6 +95,34 @@ func TestAnEnvironmentIsVerifiedWhenAnAgentStarts(t *testing.T) {
 	}
 }
 
+// An environment that an init command has written to is compared by content, too: a copy of it
+// is not made anew.
+func TestFilesOfAnInitCommandAreKnownByContent(t *testing.T) {
+	t.Parallel()
+	dir, source := t.TempDir(), wheelSource(t, "init")
+	s := newStore(t, dir, nil)
+	lock, making := locked(t, s, source, LockOptions{}), Making{Account: "a", Own: true}
+	env := made(t, s, source, lock, making)
+	s.running.Wait() // its bytecode is made
+	err := s.Command(t.Context(), env, source, []string{"/bin/sh", "-c", "echo more > " + env.Dir + "/more"}, nil, strings.Clone,
+		func(ctx context.Context, job Job) ([]byte, string, error) { return unconfined(ctx, "", job) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("cp", "-a", env.Dir, env.Dir+"-copy").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := os.RemoveAll(env.Dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(env.Dir+"-copy", env.Dir); err != nil {
+		t.Fatal(err)
+	}
+	if again := made(t, newStore(t, dir, nil), source, lock, making); again.Build != env.Build {
+		t.Error("the copy was made anew")
+	}
+}
+
 // Simultaneous requests for equal environments get one; a build whose caller has left leaves no
 // files; and an environment without holders is removed, at once or after a while.
 func TestEnvironmentsAreSharedAndReleased(t *testing.T) {

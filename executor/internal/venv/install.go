@@ -33,9 +33,6 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 		return err
 	}
 	in := installation{s: s, work: work, sourceDir: sourceDir, login: login, i: i, env: env, uv: uv}
-	if err := os.Mkdir(in.wheels(), 0o755); err != nil { //nolint:gosec // no secret
-		return err
-	}
 	for n, w := range packages(lock.Requirements) {
 		switch {
 		case w.at == "":
@@ -44,8 +41,8 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 			in.ready, in.apart = append(in.ready, w), true
 		case w.wheel():
 			// The packager does not see the index's folder.
-			name, folder := filepath.Base(w.at), filepath.Join(in.wheels(), strconv.Itoa(n)) // two may share a names name
-			err := os.Mkdir(folder, 0o755)                                                   //nolint:gosec // no secret
+			name, folder := filepath.Base(w.at), filepath.Join(work, strconv.Itoa(n)) // two may share a name
+			err := os.Mkdir(folder, 0o755)                                            //nolint:gosec // no secret
 			if err == nil {
 				err = copyNew(sourceDir, filepath.Clean(w.at), folder, name)
 			}
@@ -97,19 +94,12 @@ type installation struct {
 	build []lockLine // have no wheel
 }
 
-// wheels is the folder of wheels that are not fetched.
-func (in *installation) wheels() string { return filepath.Join(in.work, "wheels") }
-
 func fileURL(path string) string { return (&url.URL{Scheme: "file", Path: path}).String() }
 
 // requirements writes a file of requirements.
 func (in *installation) requirements(name string, all []lockLine) (file string, err error) {
-	var text strings.Builder
-	for _, l := range all {
-		text.WriteString(l.String())
-	}
 	file = filepath.Join(in.work, name)
-	return file, os.WriteFile(file, []byte(text.String()), 0o644) //nolint:gosec // no secret
+	return file, os.WriteFile(file, []byte(textOf(all)), 0o644) //nolint:gosec // no secret
 }
 
 // take installs the packages that are ready. With dry it only finds out whether all have wheels.
@@ -179,23 +169,12 @@ func (in *installation) collect(cache, target, wheels string) error {
 	if err != nil {
 		return err
 	}
-	from, err := os.OpenRoot(cache)
-	if err != nil {
-		return err
-	}
-	defer from.Close() //nolint:errcheck // only read
 	var made []string
-	err = fs.WalkDir(from.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if entry.IsDir() && path != "." && !strings.Contains(path, "/") && !strings.HasPrefix(path, "sdists-") {
-			return fs.SkipDir
-		}
-		if entry.Type().IsRegular() && strings.HasSuffix(path, ".whl") {
+	err = filepath.WalkDir(cache, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.Type().IsRegular() && strings.HasSuffix(path, ".whl") && strings.HasPrefix(path, filepath.Join(cache, "sdists-")) {
 			made = append(made, path)
 		}
-		return nil
+		return err
 	})
 	if err != nil {
 		return err
@@ -211,8 +190,7 @@ func (in *installation) collect(cache, target, wheels string) error {
 		}
 		file := filepath.Join(wheels, filepath.Base(made[at]))
 		// A copy would have no holes and could fill the disk.
-		err := errors.Join(from.Chmod(made[at], 0o644), os.Rename(filepath.Join(cache, made[at]), file))
-		if err != nil {
+		if err := errors.Join(os.Chmod(made[at], 0o644), os.Rename(made[at], file)); err != nil { //nolint:gosec // no secret
 			return err
 		}
 		in.ready = append(in.ready, lockLine{text: fileURL(file)})

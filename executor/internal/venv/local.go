@@ -1,25 +1,22 @@
 package venv
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
-// notePaths completes a lock that uv made of tree, which is dir or a copy of it. It makes paths
-// relative and adds the digest of each path's content as a comment, so that equal locks give
-// equal environments. Requirements of packages were read by uv alone: a path out of the tree and
-// an address that no requirement may have are errors.
-func notePaths(lock []byte, tree, dir string) ([]byte, error) {
-	var out, notes strings.Builder
-	for _, l := range packages(lock) {
-		said := redact(l.text)
-		var err error
+// placed makes the paths of a lock relative, which uv made of tree: dir or a copy of it. It returns
+// comments with the digest of each path's content, so that equal locks give equal environments.
+// Requirements of packages were read by uv alone: a path out of the tree and an address that no
+// requirement may have are errors.
+func placed(lock []lockLine, tree, dir string) (notes string, err error) {
+	for i, l := range lock {
 		if isAddress(l.at) {
 			err = (&reader{d: &declared{}}).address(new(requirement), l.at)
 		} else if l.at != "" {
@@ -27,15 +24,14 @@ func notePaths(lock []byte, tree, dir string) ([]byte, error) {
 			if inside, err = insideOf(tree, l.at); err == nil {
 				digest, err = contentOf(dir, inside)
 			}
-			l = l.placeIn("./" + inside) // uv would take a bare name for a package of the index
-			fmt.Fprintf(&notes, "# content of ./%s: sha256:%s\n", inside, digest)
+			lock[i] = l.placeIn("./" + inside) // uv would take a bare name for a package of the index
+			notes += fmt.Sprintf("# content of ./%s: sha256:%s\n", inside, digest)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", said, err)
+			return "", fmt.Errorf("%s: %w", redact(l.text), err)
 		}
-		out.WriteString(l.String())
 	}
-	return []byte(out.String() + notes.String()), nil
+	return notes, nil
 }
 
 // insideOf returns a path of uv's output, relative to the tree.
@@ -65,49 +61,32 @@ func pathOf(place string) (string, error) {
 	return path, nil
 }
 
-// contentOf is a digest of the names and contents of a file or of all files of a folder in dir.
-// It follows links that stay in dir, as a build would.
+// contentOf is a digest of the names and contents of a file or of all files of a folder in dir. A
+// build follows links, so with a link in the folder it is of all files of dir.
 func contentOf(dir, inside string) (string, error) {
-	dir, err := filepath.EvalSymlinks(dir)
-	if err != nil {
-		return "", err
-	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return "", err
 	}
 	defer root.Close() //nolint:errcheck // only read
-	sum := sha256.New()
-	seen := map[string]bool{}
-	var add func(file, as string) error
-	add = func(file, as string) error {
-		real, _ := filepath.EvalSymlinks(file)
-		within, err := filepath.Rel(dir, real)
-		if err != nil || !filepath.IsLocal(within) || seen[within] {
-			fmt.Fprintf(sum, "%q\n", as) // a broken link, or one out of the index, counts by name alone
-			return nil
-		}
-		info, err := root.Lstat(within)
-		switch {
-		case err != nil:
-		case info.Mode().IsRegular():
-			var content string
-			content, err = sumOf(root, within)
-			fmt.Fprintf(sum, "%q %s\n", as, content)
-		case info.IsDir():
-			seen[within] = true
-			var entries []os.DirEntry
-			entries, err = os.ReadDir(real)
-			for _, entry := range entries {
-				if name := entry.Name(); name != ".git" && name != bytecode {
-					err = errors.Join(err, add(filepath.Join(real, name), filepath.Join(as, name)))
-				}
-			}
-		}
-		return err
-	}
-	if err := add(filepath.Join(dir, inside), ""); err != nil {
+	info, err := root.Stat(inside)
+	if err != nil {
 		return "", err
 	}
-	return hex.EncodeToString(sum.Sum(nil)), nil
+	if info.Mode().IsRegular() {
+		return sumOf(root, inside)
+	}
+	files, err := list(filepath.Join(dir, inside), nil, true)
+	names := slices.Sorted(maps.Keys(files))
+	if err == nil && slices.ContainsFunc(names, func(name string) bool { return files[name].Link != "" }) {
+		files, err = list(dir, nil, true)
+		names = slices.Sorted(maps.Keys(files))
+	}
+	var all []string
+	for _, name := range names {
+		if parts := strings.Split(name, "/"); !slices.Contains(parts, ".git") && !isBytecode(name) {
+			all = append(all, name, files[name].Sum, files[name].Link)
+		}
+	}
+	return digestOf(all...), err
 }

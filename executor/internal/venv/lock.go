@@ -3,7 +3,6 @@ package venv
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -107,34 +106,27 @@ func (s *Store) reader(vars map[string]string) *reader {
 // the agent's index all the same.
 const publicIndex = "https://pypi" + ".org/simple"
 
-// allows reports whether the agent's own settings equal an option of a requirements file. The
-// public package index always counts as the agent's.
+// allows reports whether the agent's own settings of where packages come from have the value of
+// an option of a requirements file. The public package index always counts as the agent's.
 func (s *Store) allows(option, value string) bool {
-	var names []string
-	switch option {
-	case "-i", "--index-url", "--extra-index-url", "--default-index":
-		names = []string{"UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"}
-		if strings.TrimRight(value, "/") == publicIndex {
-			return true
-		}
-	case "-f", "--find-links":
-		names = []string{"UV_FIND_LINKS", "PIP_FIND_LINKS"}
-	case "--trusted-host":
-		names = []string{"UV_INSECURE_HOST", "PIP_TRUSTED_HOST"}
-	case "--no-index":
+	if option == "--no-index" {
 		return cmp.Or(lookup(s.environ, "UV_NO_INDEX"), lookup(s.environ, "PIP_NO_INDEX")) != ""
 	}
-	for _, name := range names {
+	value = strings.TrimRight(value, "/")
+	for _, name := range []string{
+		"UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL",
+		"UV_FIND_LINKS", "PIP_FIND_LINKS", "UV_INSECURE_HOST", "PIP_TRUSTED_HOST",
+	} {
 		for _, one := range strings.FieldsFunc(lookup(s.environ, name), func(r rune) bool { return r == ',' || r == ' ' }) {
-			if n := strings.Index(one, "="); n >= 0 && !strings.ContainsAny(one[:n], ":/") {
-				one = one[n+1:] // an index with a name
+			if before, after, named := strings.Cut(one, "="); named && !strings.ContainsAny(before, ":/") {
+				one = after // an index with a name
 			}
-			if value != "" && strings.TrimRight(userInformation.ReplaceAllString(one, "$1"), "/") == strings.TrimRight(value, "/") {
+			if value != "" && strings.TrimRight(userInformation.ReplaceAllString(one, "$1"), "/") == value {
 				return true
 			}
 		}
 	}
-	return false
+	return value == publicIndex
 }
 
 // resolve makes the lock of declared dependencies.
@@ -162,9 +154,10 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 		return Lock{}, err
 	}
 	defer deep.RemoveAll(work) //nolint:errcheck // swept at the next start
-	// Packages in the index's folder may require addresses.
-	addresses, paths := d.places()
-	tree, st := sourceDir, step{dir: work, apart: addresses || paths, login: d.logins}
+	all := slices.Concat(d.requirements, d.constraints)
+	paths := slices.ContainsFunc(all, func(q requirement) bool { return q.path != "" })
+	addresses := paths || slices.ContainsFunc(all, func(q requirement) bool { return q.url != "" }) // packages of the index may require some
+	tree, st := sourceDir, step{dir: work, apart: addresses, login: d.logins}
 	if d.builds || paths {
 		// A build backend writes next to its sources; those files are not the index's. The files
 		// written for uv stay the agent's.
@@ -177,68 +170,67 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 	if err != nil {
 		return Lock{}, err
 	}
+	args := slices.Concat([]string{"pip", "compile"}, asked, []string{"--no-sources", "--universal", "--generate-hashes",
+		"--no-header", "--no-annotate", "--quiet", "--python", interpreter.Path}, d.args)
+	// uv ignores the variable where the argument is set.
+	for _, file := range strings.Fields(lookup(s.environ, "UV_CONSTRAINT")) {
+		args = append(args, "--constraints", file)
+	}
+	var out []byte
+	var said string
+	run := func(version string, build bool) (err error) {
+		more := []string{"--python-version", version}
+		if st.role, st.write = Packager, nil; !build {
+			more = append(more, "--no-build")
+		} else if st.role = Builder; tree != sourceDir {
+			st.write = []string{tree}
+		}
+		out, said, err = s.runUV(ctx, interpreter, uv, st, nil, slices.Concat(args, more)...)
+		said = strings.ReplaceAll(said, cmp.Or(tree, work), ".")
+		return err
+	}
 	// First for every Python that the constraint allows, as other nodes may have other ones.
 	// Some packages then have no matching version.
 	wanted, _ := parseConstraint(python)
-	tries := []string{fmt.Sprintf("3.%d", max(wanted.lower(), oldest))}
-	if own := interpreter.Minor(); own != tries[0] {
-		tries = append(tries, own)
-	}
-	var said string
+	tries := slices.Compact([]string{fmt.Sprintf("3.%d", wanted.lower()), interpreter.Minor()})
 	for n, version := range tries {
-		var out []byte
-		run := func(build bool) (err error) {
-			args := slices.Concat([]string{"pip", "compile"}, asked, []string{"--no-sources", "--universal", "--generate-hashes",
-				"--no-header", "--no-annotate", "--quiet", "--python", interpreter.Path, "--python-version", version}, d.args)
-			// uv ignores the variable where the argument is set.
-			for _, file := range strings.Fields(lookup(s.environ, "UV_CONSTRAINT")) {
-				args = append(args, "--constraints", file)
-			}
-			if st.role, st.write = Packager, nil; !build {
-				args = append(args, "--no-build")
-			} else if st.role = Builder; tree != sourceDir {
-				st.write = []string{tree}
-			}
-			out, said, err = s.runUV(ctx, interpreter, uv, st, nil, args...)
-			said = strings.ReplaceAll(said, cmp.Or(tree, work), ".")
-			return err
-		}
-		err = errBuilds
 		if !d.builds {
-			err = run(false)
+			err = run(version, false)
 		}
-		if err != nil && ctx.Err() == nil && !o.NoBuild {
+		if (d.builds || err != nil) && ctx.Err() == nil && !o.NoBuild {
 			progress.report("builds", "running", 25)
-			err = run(true)
+			err = run(version, true)
 		}
 		if err == nil {
 			if n > 0 || python == "" {
 				python = strings.TrimPrefix(python+",>="+version, ",")
 			}
-			if out, err = hold(out, slices.Concat(d.requirements, d.constraints), tree, d.hashed); err != nil {
-				return Lock{}, refusal(d.file, 0, "--require-hashes", err)
-			}
-			if out, err = notePaths(out, tree, sourceDir); err != nil {
-				return Lock{}, failed(err, "", "a dependency of those in %s is refused: every dependency must be a release, an address or a path in the index", d.file).WithDetail("reason", reasonDependency)
-			}
-			toBuild := slices.DeleteFunc(packages(out), func(p lockLine) bool { return p.at == "" || p.wheel() })
-			if o.NoBuild && len(toBuild) > 0 {
-				return Lock{}, builds(namesOf(toBuild)...)
-			}
-			for _, note := range d.logins.notes() {
-				out = append(out, note...)
-			}
-			progress.report("lock", "done", 50)
-			return Lock{Requirements: out, Python: python}, nil
-		}
-		if ctx.Err() != nil {
-			return Lock{}, ctx.Err()
+			break
 		}
 	}
-	if names := withoutWheel(said); o.NoBuild && len(names) > 0 {
-		return Lock{}, builds(names...)
+	if ctx.Err() != nil {
+		return Lock{}, ctx.Err()
 	}
-	return Lock{}, failed(err, said, "the dependencies in %s cannot be resolved", d.file)
+	if err != nil {
+		if names := withoutWheel(said); o.NoBuild && len(names) > 0 {
+			return Lock{}, builds(names...)
+		}
+		return Lock{}, failed(err, said, "the dependencies in %s cannot be resolved", d.file)
+	}
+	lock := packages(out)
+	if err := hold(lock, all, tree, d.hashed); err != nil {
+		return Lock{}, refusal(d.file, 0, "--require-hashes", err)
+	}
+	notes, err := placed(lock, tree, sourceDir)
+	if err != nil {
+		return Lock{}, failed(err, "", "a dependency of those in %s is refused: every dependency must be a release, an address or a path in the index", d.file).WithDetail("reason", reasonDependency)
+	}
+	toBuild := slices.DeleteFunc(slices.Clone(lock), func(p lockLine) bool { return p.at == "" || p.wheel() })
+	if o.NoBuild && len(toBuild) > 0 {
+		return Lock{}, builds(namesOf(toBuild)...)
+	}
+	progress.report("lock", "done", 50)
+	return Lock{Requirements: []byte(textOf(lock) + notes + d.logins.notes()), Python: python}, nil
 }
 
 // unbuilt finds the packages that uv may not build in its output.
@@ -258,18 +250,6 @@ func builds(names ...string) *toolmesh.Error {
 	names = slices.Compact(names)
 	return failed(nil, "", "these packages must be built from source, which runs their code: %s", strings.Join(names, ", ")).
 		WithDetail("reason", reasonBuilds).WithDetail("builds", names)
-}
-
-// errBuilds replaces a resolution without builds that is known to fail.
-var errBuilds = errors.New("packages must be built")
-
-// places reports whether a dependency comes from an address that the index names, or from its
-// folder.
-func (d declared) places() (addresses, paths bool) {
-	for _, q := range slices.Concat(d.requirements, d.constraints) {
-		addresses, paths = addresses || q.url != "", paths || q.path != ""
-	}
-	return addresses, paths
 }
 
 // write writes the declaration for uv, which finds the source in tree, and returns uv's

@@ -35,26 +35,19 @@ func newLogin(address, text string, vars map[string]string) (login, error) {
 	l := login{address: address, text: text}
 	parts := strings.SplitN(text, ":", 2)
 	for n, to := range []*string{&l.user, &l.password}[:len(parts)] {
-		m := variable.FindStringSubmatch(parts[n])
-		switch {
-		case m != nil && m[0] == parts[n]:
-			value, ok := vars[m[1]]
-			if !ok {
-				return l, fmt.Errorf("the index has no value for the variable %s: declare it in [[index.env]] of the manifest and install with --env %s", m[1], m[1])
-			}
-			if !clean(value) || strings.Contains(value, "\t") || value == "" {
-				return l, fmt.Errorf("the value of %s is empty or has a control character: install again with --env %s", m[1], m[1])
+		if m := variable.FindStringSubmatch(parts[n]); m != nil && m[0] == parts[n] {
+			value := vars[m[1]]
+			if value == "" || !clean(value) || strings.Contains(value, "\t") {
+				return l, fmt.Errorf("the index has no value for the variable %s, or one with a control character: declare it in [[index.env]] of the manifest and install with --env %s", m[1], m[1])
 			}
 			*to, l.secrets = value, append(l.secrets, value)
-		case literalPart.MatchString(parts[n]):
-			decoded, err := url.PathUnescape(parts[n])
-			if err != nil || !clean(decoded) {
-				return l, fmt.Errorf("its user information cannot be read")
-			}
-			*to = decoded
-		default:
+			continue
+		}
+		decoded, err := url.PathUnescape(parts[n])
+		if err != nil || !clean(decoded) || !literalPart.MatchString(parts[n]) {
 			return l, fmt.Errorf("its user information cannot be read: %s", wayOfLogins)
 		}
+		*to = decoded
 	}
 	if len(l.secrets) == 0 {
 		return l, fmt.Errorf("it contains a credential: %s", wayOfLogins)
@@ -87,12 +80,13 @@ func (l logins) with(one login) (logins, error) {
 }
 
 // notes are the comments of a lock from which [Lock.logins] reads them.
-func (l logins) notes() (lines []string) {
-	for _, one := range l {
-		lines = append(lines, loginNote+one.address+": "+one.text+"\n")
+func (l logins) notes() string {
+	lines := make([]string, len(l))
+	for i, one := range l {
+		lines[i] = loginNote + one.address + ": " + one.text + "\n"
 	}
 	slices.Sort(lines)
-	return lines
+	return strings.Join(lines, "")
 }
 
 // logins are the credentials that a lock needs, with the values of vars.
@@ -130,21 +124,19 @@ func (l logins) files(dir string, environ []string) (env []string, err error) {
 	for _, file := range []struct{ variable, name, text string }{
 		{"NETRC", "netrc", netrc.String()}, {"UV_CONFIG_FILE", "uv.toml", ""}, {"GIT_CONFIG_VALUE_0", "gitconfig", git.String()},
 	} {
-		if own := lookup(environ, file.variable); own != "" && file.name != "gitconfig" {
+		if own := lookup(environ, file.variable); own != "" {
 			data, err := os.ReadFile(own) //nolint:gosec // of the operator
 			if err != nil {
 				return nil, failed(err, "", "the file that %s names cannot be read", file.variable)
 			}
 			file.text += string(data)
 		}
-		if file.text == "" {
-			continue
+		if path := filepath.Join(dir, file.name); file.text != "" {
+			if err := os.WriteFile(path, []byte(file.text), 0o600); err != nil {
+				return nil, err
+			}
+			env = append(env, file.variable+"="+path)
 		}
-		path := filepath.Join(dir, file.name)
-		if err := os.WriteFile(path, []byte(file.text), 0o600); err != nil {
-			return nil, err
-		}
-		env = append(env, file.variable+"="+path)
 	}
 	if git.Len() > 0 {
 		env = append(env, "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=include.path")

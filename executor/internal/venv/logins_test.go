@@ -81,19 +81,20 @@ func TestCredentialsAreRedacted(t *testing.T) {
 func TestPathsAndAddressesOfALock(t *testing.T) {
 	t.Parallel()
 	dir := tree(t, map[string]string{"lib/x": "", "lib/out": "-> /etc", "my lib/x": ""})
-	got, err := notePaths([]byte("a @ file:///copy/lib ; python_version > '3'\nfile:///copy/my%20lib\nb @ https://example.org/b.whl \\\n    --hash=sha256:aa\nc==1\n"), "/copy", dir)
+	lock := packages([]byte("a @ file:///copy/lib ; python_version > '3'\nfile:///copy/my%20lib\nb @ https://example.org/b.whl \\\n    --hash=sha256:aa\nc==1\n"))
+	notes, err := placed(lock, "/copy", dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := string(got)
+	text := textOf(lock) + notes
 	if want := "a @ ./lib ; python_version > '3'\n./my lib\nb @ https://example.org/b.whl \\\n    --hash=sha256:aa\nc==1\n# content of ./lib: sha256:"; !strings.HasPrefix(text, want) {
 		t.Errorf("got\n%s", text)
 	}
 	for _, line := range []string{
 		"a @ file:///etc", "/etc", "a @ file:///copy/../etc", "a @ file:///copyother", "a @ git+file:///srv/a", "a @ https://bob:hunter2@example.org/a.whl", "a @ git+ext://x", "../a", "-e /etc", "a @ file:///copy/lib%0A--index-url%20x", "/copy/a;b",
 	} {
-		if got, err := notePaths([]byte(line+"\n"), "/copy", dir); err == nil || strings.Contains(err.Error(), "hunter2") {
-			t.Errorf("%s: got %s, %v", line, got, err)
+		if _, err := placed(packages([]byte(line+"\n")), "/copy", dir); err == nil || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: got %v", line, err)
 		}
 	}
 }
@@ -102,21 +103,28 @@ func TestPathsAndAddressesOfALock(t *testing.T) {
 func TestHashesOfALock(t *testing.T) {
 	t.Parallel()
 	lock := "bare==3 \\\n    --hash=sha256:11\n./here\nsix @ file:///t/six.whl \\\n    --hash=sha256:22\nb @ https://example.org/b.whl#subdirectory=x \\\n    --hash=sha256:33\n" +
-		"some-package==1.0.0 ; python_version > '3' \\\n    --hash=sha256:55\n"
+		"some-package==1.0.0 ; python_version > '3' \\\n    --hash=sha256:55\n" + "early==1.0rc1 \\\n    --hash=sha256:66\nlater==1.0.post1 \\\n    --hash=sha256:77\n" +
+		"long==1.0rc1 \\\n    --hash=sha256:88\nlocal==1.10+ubuntu.1 \\\n    --hash=sha256:99\nother==1.0.1 \\\n    --hash=sha256:00\n"
 	all := []requirement{
 		{name: "Some_Package", extras: "[x]", spec: "==1.0", hashes: []string{"sha256:aa", "sha512:bb"}},
 		{path: "six.whl", hashes: []string{"sha256:cc"}}, {name: "b", url: "https://example.org/b.whl", hashes: []string{"sha256:dd"}},
+		{name: "early", spec: "==1.0.0-RC.1", hashes: []string{"sha256:ee"}}, {name: "later", spec: "==v1-1", hashes: []string{"sha256:ff"}},
+		{name: "long", spec: "==1.0.0.0rc1", hashes: []string{"sha256:ab"}}, {name: "local", spec: "==1.10.0+Ubuntu-1", hashes: []string{"sha256:ac"}},
+		{name: "other", spec: "==1.1", hashes: []string{"sha256:ad"}},
 	}
-	got, err := hold([]byte(lock), all, "/t", false)
+	got := packages([]byte(lock))
+	err := hold(got, all, "/t", false)
 	want := "bare==3 \\\n    --hash=sha256:11\n./here\nsix @ file:///t/six.whl \\\n    --hash=sha256:cc\nb @ https://example.org/b.whl#subdirectory=x \\\n    --hash=sha256:dd\n" +
-		"some-package==1.0.0 ; python_version > '3' \\\n    --hash=sha256:aa \\\n    --hash=sha512:bb\n"
-	if diff := cmp.Diff(want, string(got)); err != nil || diff != "" {
+		"some-package==1.0.0 ; python_version > '3' \\\n    --hash=sha256:aa \\\n    --hash=sha512:bb\n" +
+		"early==1.0rc1 \\\n    --hash=sha256:ee\nlater==1.0.post1 \\\n    --hash=sha256:ff\n" +
+		"long==1.0rc1 \\\n    --hash=sha256:ab\nlocal==1.10+ubuntu.1 \\\n    --hash=sha256:ac\nother==1.0.1 \\\n    --hash=sha256:00\n"
+	if diff := cmp.Diff(want, textOf(got)); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
-	if _, err := hold([]byte(lock), all, "/t", true); err == nil || !strings.Contains(err.Error(), "bare==3") {
+	if err := hold(packages([]byte(lock)), all, "/t", true); err == nil || !strings.Contains(err.Error(), "bare==3") {
 		t.Errorf("got %v", err)
 	}
-	if got, err := hold([]byte(lock), nil, "/t", false); err != nil || string(got) != lock {
+	if got = packages([]byte(lock)); hold(got, nil, "/t", false) != nil || textOf(got) != lock {
 		t.Error("a lock is changed without a reason")
 	}
 }

@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+
+	"deps.dev/util/semver"
 )
 
 var (
 	exact      = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*===?\s*([^\s;,\\]+)`)
 	separator  = regexp.MustCompile(`[-_.]+`)
+	zeros      = regexp.MustCompile(`(?:\.0)+([a-z+]|\.[a-z]|$)`) // at the end of a version's numbers
 	hashOption = regexp.MustCompile(`--hash[= ]\s*(\S+)`)
 )
 
@@ -26,7 +29,7 @@ func logical(data []byte) (lines []line) {
 	text := strings.ReplaceAll(string(bytes.TrimPrefix(data, []byte("\ufeff"))), "\r\n", "\n")
 	var joined strings.Builder
 	began, number := 0, 0
-	for one := range strings.SplitSeq(text, "\n") {
+	for one := range strings.SplitSeq(text+"\n", "\n") { // the last line may be continued, too
 		if number++; began == 0 {
 			began = number
 		}
@@ -36,23 +39,17 @@ func logical(data []byte) (lines []line) {
 			continue
 		}
 		if comment {
-			joined.WriteString(" ")
+			one = " " + one
 		}
-		joined.WriteString(one)
-		lines = appendLine(lines, began, joined.String())
+		whole := strings.ReplaceAll(joined.String()+one, "\t", " ")
+		if n := strings.Index(" "+whole, " #"); n >= 0 {
+			whole = whole[:n]
+		}
+		if whole = strings.Trim(whole, " "); whole != "" {
+			lines = append(lines, line{began, whole})
+		}
 		joined.Reset()
 		began = 0
-	}
-	return appendLine(lines, began, joined.String())
-}
-
-func appendLine(lines []line, number int, text string) []line {
-	text = strings.ReplaceAll(text, "\t", " ")
-	if n := strings.Index(" "+text, " #"); n >= 0 {
-		text = text[:n]
-	}
-	if text = strings.Trim(text, " "); text != "" {
-		lines = append(lines, line{number, text})
 	}
 	return lines
 }
@@ -64,11 +61,11 @@ func release(line string) string {
 	if found == nil {
 		return ""
 	}
-	version := strings.ToLower(strings.TrimPrefix(found[2], "v"))
-	for strings.HasSuffix(version, ".0") {
-		version = strings.TrimSuffix(version, ".0")
+	version := strings.ToLower(found[2])
+	if v, err := semver.PyPI.Parse(version); err == nil {
+		version = strings.NewReplacer("-", ".", "_", ".").Replace(v.Canon(true)) // of its local part
 	}
-	return normalized(found[1]) + "==" + version
+	return normalized(found[1]) + "==" + zeros.ReplaceAllString(version, "$1")
 }
 
 // lockLine is one package of a lock.
@@ -105,13 +102,13 @@ func packages(lock []byte) (all []lockLine) {
 	return all
 }
 
-// String writes a package as uv does.
-func (l lockLine) String() string {
-	text := l.text
-	for _, hash := range l.hashes {
-		text += " \\\n    --hash=" + hash
+// textOf writes packages as uv does.
+func textOf(all []lockLine) string {
+	var text strings.Builder
+	for _, l := range all {
+		text.WriteString(strings.Join(append([]string{l.text}, l.hashes...), " \\\n    --hash=") + "\n")
 	}
-	return text + "\n"
+	return text.String()
 }
 
 // file names the download: a release, else a path or an address.
@@ -145,7 +142,7 @@ func withoutFragment(address string) string {
 // uv checks these when it installs, but takes the package index's own when it locks: a file
 // that was replaced there since the author wrote the hash would be accepted. With all, every
 // package needs a hash.
-func hold(lock []byte, requirements []requirement, tree string, all bool) ([]byte, error) {
+func hold(lock []lockLine, requirements []requirement, tree string, all bool) error {
 	pins := map[string][]string{}
 	for _, q := range requirements {
 		if len(q.hashes) > 0 {
@@ -153,19 +150,12 @@ func hold(lock []byte, requirements []requirement, tree string, all bool) ([]byt
 			pins[key] = append(pins[key], q.hashes...)
 		}
 	}
-	if len(pins) == 0 && !all {
-		return lock, nil
-	}
-	var out strings.Builder
-	for _, l := range packages(lock) {
-		hashes, ok := pins[l.file()]
-		if !ok && all {
-			return nil, fmt.Errorf("%s is needed and has no --hash, which --require-hashes demands", strings.Fields(l.text)[0])
+	for i, l := range lock {
+		if hashes, ok := pins[l.file()]; ok {
+			lock[i].hashes = hashes
+		} else if all {
+			return fmt.Errorf("%s is needed and has no --hash, which --require-hashes demands", strings.Fields(l.text)[0])
 		}
-		if ok {
-			l.hashes = hashes
-		}
-		out.WriteString(l.String())
 	}
-	return []byte(out.String()), nil
+	return nil
 }

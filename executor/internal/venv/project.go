@@ -76,9 +76,9 @@ func (p *project) refuse(word string, err error) error {
 }
 
 // project checks a package of the tree that others require by path: a folder, or a file, whose
-// content is not read. uv reads and builds it by itself.
+// content is not read; empty for none. uv reads and builds it by itself.
 func (r *reader) project(dir string) error {
-	if r.read["project "+dir] {
+	if dir == "" || r.read["project "+dir] {
 		return nil
 	}
 	r.read["project "+dir] = true
@@ -88,10 +88,7 @@ func (r *reader) project(dir string) error {
 	}
 	var declares []string
 	if p.Project != nil {
-		declares = slices.Clone(p.Project.Dependencies)
-		for _, more := range p.Project.Optional {
-			declares = append(declares, more...)
-		}
+		declares = slices.Concat(append(slices.Collect(maps.Values(p.Project.Optional)), p.Project.Dependencies)...)
 	}
 	names, err := p.check(declares, "write the package's name here, and its path in [tool.uv.sources]")
 	if err == nil {
@@ -103,18 +100,13 @@ func (r *reader) project(dir string) error {
 	return err
 }
 
-// check reads requirements that uv reads by itself: releases, and addresses without
-// credentials.
-func (p *project) check(declares []string, way string) (map[string]bool, error) {
-	names := map[string]bool{}
-	for _, text := range declares {
+// each parses requirements of the project, hands them to take, and returns their names.
+func (p *project) each(texts []string, take func(requirement) error) (names map[string]bool, err error) {
+	names = map[string]bool{}
+	for _, text := range texts {
 		q, err := p.parse(text, p.dir)
-		switch {
-		case err != nil:
-		case q.path != "":
-			err = errors.New("a path is not accepted here: " + way)
-		case q.login:
-			err = errors.New("a login is not accepted here: write the requirement in the index's own declaration, and its name alone here")
+		if err == nil {
+			err = take(q)
 		}
 		if err != nil {
 			return nil, p.refuse(text, err)
@@ -122,6 +114,20 @@ func (p *project) check(declares []string, way string) (map[string]bool, error) 
 		names[normalized(q.name)] = true
 	}
 	return names, nil
+}
+
+// check reads requirements that uv reads by itself: releases, and addresses without
+// credentials.
+func (p *project) check(declares []string, way string) (map[string]bool, error) {
+	return p.each(declares, func(q requirement) error {
+		if q.path != "" {
+			return errors.New("a path is not accepted here: " + way)
+		}
+		if q.login {
+			return errors.New("a login is not accepted here: write the requirement in the index's own declaration, and its name alone here")
+		}
+		return nil
+	})
 }
 
 // checkBuild reads the requirements of the project's build.
@@ -216,9 +222,8 @@ func (p *project) member(name string) (string, error) {
 	if p == nil {
 		return "", errors.New("its source is a workspace, but none is declared")
 	}
-	dirs := []string{p.dir}
 	patterns, _ := table(p.Tool.UV["workspace"])["members"].([]any)
-	for _, one := range patterns {
+	for _, one := range append([]any{"."}, patterns...) {
 		pattern, _ := one.(string)
 		if pattern = path.Join(p.dir, pattern); strings.Contains(pattern, "**") || !fs.ValidPath(pattern) {
 			return "", fmt.Errorf("the workspace's member %q is neither a folder nor a simple pattern in the index's folder", pattern)
@@ -227,15 +232,14 @@ func (p *project) member(name string) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("the workspace's member %q: %w", pattern, err)
 		}
-		dirs = append(dirs, found...)
-	}
-	for _, dir := range dirs {
-		member, err := p.readProject(dir)
-		if err != nil {
-			return "", err
-		}
-		if member != nil && member.Project != nil && normalized(member.Project.Name) == normalized(name) {
-			return p.within("./"+dir, ".")
+		for _, dir := range found {
+			member, err := p.readProject(dir)
+			if err != nil {
+				return "", err
+			}
+			if member != nil && member.Project != nil && normalized(member.Project.Name) == normalized(name) {
+				return p.within("./"+dir, ".")
+			}
 		}
 	}
 	return "", errors.New("no member of the workspace has this name")

@@ -21,8 +21,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
+
+	"golang.org/x/net/netutil"
 )
 
 const (
@@ -67,16 +68,20 @@ func newIndexProxy(environ []string) (rewritten []string, stop func(), err error
 		if addresses := indexVariables[name]; addresses != nil {
 			value = addresses.ReplaceAllStringFunc(value, func(found string) string {
 				m := addresses.FindStringSubmatch(found)
-				x, unread := newProxied(strings.TrimSuffix(m[1], "="), m[2], environ)
+				root, unread := url.Parse(m[2])
 				if unread != nil { // its text contains the address
 					err = failed(nil, "", "an address in %s cannot be read as a URL", name)
-				}
-				if x == nil {
 					return found
 				}
+				login := loginOf(strings.TrimSuffix(m[1], "="), root, environ)
+				if login == nil {
+					return found
+				}
+				root.User = nil
 				token := rand.Text()
-				x.at, indexes[token] = "http://"+listener.Addr().String()+"/"+token, x
-				return m[1] + x.at + "/-" + x.root.EscapedPath()
+				x := &proxied{at: "http://" + listener.Addr().String() + "/" + token, root: root, login: login, key: rand.Text()}
+				indexes[token] = x
+				return m[1] + x.at + "/-" + root.EscapedPath()
 			})
 		}
 		if !indexLogin.MatchString(name) {
@@ -92,22 +97,13 @@ func newIndexProxy(environ []string) (rewritten []string, stop func(), err error
 	return rewritten, serveIndexes(listener, indexes, environ), nil
 }
 
-// newProxied reads an index's address, with or without a name; nil if it needs no credentials.
-func newProxied(name, address string, environ []string) (*proxied, error) {
-	root, err := url.Parse(address)
-	if err != nil {
-		return nil, err
-	}
-	x := &proxied{root: root, login: root.User, key: rand.Text()}
+// loginOf is the credentials of an index, which may have a name; nil if it needs none.
+func loginOf(name string, root *url.URL, environ []string) *url.Userinfo {
 	variable := "UV_INDEX_" + notOfNames.ReplaceAllString(strings.ToUpper(name), "_")
 	if user, password := lookup(environ, variable+"_USERNAME"), lookup(environ, variable+"_PASSWORD"); name != "" && user+password != "" {
-		x.login = url.UserPassword(user, password)
+		return url.UserPassword(user, password)
 	}
-	if x.login == nil {
-		return nil, nil //nolint:nilnil // see above
-	}
-	root.User = nil
-	return x, nil
+	return root.User
 }
 
 // serveIndexes serves until the returned function is called.
@@ -133,15 +129,8 @@ func serveIndexes(listener net.Listener, indexes map[string]*proxied, environ []
 		}
 		x.forward(transport, to).ServeHTTP(w, r)
 	}
-	var open atomic.Int64
-	server := &http.Server{Handler: http.HandlerFunc(handle), ErrorLog: silent, ReadHeaderTimeout: time.Minute, ConnState: func(c net.Conn, state http.ConnState) {
-		if state == http.StateNew && open.Add(1) > maxConns {
-			_ = c.Close()
-		} else if state == http.StateClosed {
-			open.Add(-1)
-		}
-	}}
-	go func() { _ = server.Serve(listener) }() // ends with stop
+	server := &http.Server{Handler: http.HandlerFunc(handle), ErrorLog: silent, ReadHeaderTimeout: time.Minute}
+	go func() { _ = server.Serve(netutil.LimitListener(listener, maxConns)) }() // ends with stop
 	return func() {
 		_ = server.Close() // ends requests, too
 		transport.CloseIdleConnections()
@@ -218,11 +207,11 @@ func (x *proxied) rewrite(answer *http.Response, page *url.URL) error {
 	}
 	data = links.ReplaceAllFunc(data, func(match []byte) []byte {
 		m := links.FindSubmatch(match)
-		var to string
 		if isHTML {
-			to = x.link(page, html.UnescapeString(strings.Trim(string(m[2]), `"'`)))
+			to := x.link(page, html.UnescapeString(strings.Trim(string(m[2]), `"'`)))
 			return []byte(string(m[1]) + `"` + html.EscapeString(to) + `"`)
 		}
+		var to string
 		if json.Unmarshal(m[2], &to) != nil {
 			return match
 		}

@@ -49,20 +49,15 @@ func (r *reader) declaration() error {
 			r.d.file, r.d.builds = p.file, true
 			break
 		}
-		names := map[string]bool{}
-		for _, text := range p.Project.Dependencies {
-			q, err := r.parse(text, ".")
-			if err == nil && q.path != "" {
-				err = r.project(q.path)
-			}
-			if err != nil {
-				return p.refuse(text, err)
-			}
+		names, err := p.each(p.Project.Dependencies, func(q requirement) error {
 			r.d.file = p.file
 			r.d.requirements = append(r.d.requirements, q)
-			names[normalized(q.name)] = true
+			return r.project(q.path)
+		})
+		if err == nil {
+			err = p.sources(names)
 		}
-		if err := p.sources(names); err != nil {
+		if err != nil {
 			return err
 		}
 	case p != nil && p.Tool.Poetry != nil:
@@ -259,10 +254,7 @@ func (r *reader) line(text string) (requirement, error) {
 	if len(q.hashes) > 0 && !q.oneFile() {
 		return q, errors.New("a hash needs exactly one version (==1.2.3), a wheel or an archive")
 	}
-	if q.path != "" {
-		err = r.project(q.path)
-	}
-	return q, err
+	return q, r.project(q.path)
 }
 
 // oneFile reports whether a requirement names exactly one version, a wheel or an archive.

@@ -40,19 +40,19 @@ func (s *Store) touch(at place) {
 // tidyShared records that a shared environment is in use here, or removes it if it was unused
 // for long or its build was cut off.
 func (s *Store) tidyShared(at place) {
-	building := at.building()
 	info, err := os.Stat(at.file(markerName))
-	if building || errors.Is(err, fs.ErrNotExist) { // without records, it was cut off
-		building = true
+	building := at.building() || errors.Is(err, fs.ErrNotExist) // without records, it was cut off
+	if building {
 		info, err = os.Stat(at.env())
 	}
 	if err != nil {
 		return // just removed, or being replaced
 	}
 	switch unused := time.Since(info.ModTime()); {
-	case building && unused > abandoned:
-		_ = deep.RemoveAll(at.env())
 	case building:
+		if unused > abandoned {
+			_ = deep.RemoveAll(at.env())
+		}
 	case !s.uses.unused(at.digest, 0):
 		if unused > renewed {
 			s.touch(at)

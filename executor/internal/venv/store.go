@@ -171,8 +171,10 @@ func do[T any](ctx context.Context, s *Store, failure string, work func(ctx cont
 	ctx, end := s.begin(ctx)
 	defer end()
 	made, err := work(ctx)
-	if stop := stopped(ctx, s); err != nil && stop != nil {
-		err = stop
+	if err != nil && s.life.Err() != nil {
+		err = toolmesh.Errorf(toolmesh.CodeUnavailable, "the executor is closed").WithOrigin(toolmesh.OriginAgent)
+	} else if err != nil && ctx.Err() != nil {
+		err = toolmesh.AsError(ctx.Err()).WithOrigin(toolmesh.OriginAgent)
 	}
 	if typed := new(toolmesh.Error); err != nil && !errors.As(err, &typed) {
 		err = failed(err, "", "%s", failure)
@@ -190,16 +192,6 @@ func (k *keys) take(ctx context.Context, key string) (free func(), err error) {
 		return func() { <-k.of(key) }, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	}
-}
-
-// try is take without waiting.
-func (k *keys) try(key string) (free func(), ok bool) {
-	select {
-	case k.of(key) <- struct{}{}:
-		return func() { <-k.of(key) }, true
-	default:
-		return nil, false
 	}
 }
 
@@ -269,17 +261,6 @@ func fewLines(text string, n int) string {
 		lines = slices.Concat(lines[:n/3], []string{"…"}, lines[len(lines)-(n-n/3-1):])
 	}
 	return strings.Join(lines, "\n")
-}
-
-// stopped maps the end of a context to an error; nil when err is something else.
-func stopped(ctx context.Context, s *Store) error {
-	if ctx.Err() == nil {
-		return nil
-	}
-	if s.life.Err() != nil {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the executor is closed").WithOrigin(toolmesh.OriginAgent)
-	}
-	return toolmesh.AsError(ctx.Err()).WithOrigin(toolmesh.OriginAgent)
 }
 
 // workFolder makes a folder for one step that other users can read.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -60,26 +61,47 @@ func TestCommandThatLeavesAChild(t *testing.T) {
 	}
 }
 
-// pip, which installs a missing uv, does not outlive this process.
+// pip, which installs a missing uv, does not outlive this process, and is tried once with each
+// interpreter.
 func TestPipIsStartedToEndWithThisProcess(t *testing.T) {
 	t.Parallel()
-	var ran []string
+	var ran, with []string
 	s := newStore(t, t.TempDir(), func(o *Options) {
 		bin := t.TempDir()
 		python, err := exec.LookPath("python3")
-		if err == nil {
-			err = os.Symlink(python, filepath.Join(bin, "python3"))
-		}
 		if err != nil {
 			t.Fatal(err)
 		}
+		for _, name := range []string{"python3", "python3.12", "python"} {
+			if err := os.Symlink(python, filepath.Join(bin, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
 		o.UV, o.Environ = "", []string{"PATH=" + bin}
 		o.Confined = func(_ context.Context, as Role, job Job) ([]byte, string, error) {
-			ran = append(ran, string(as)+" "+strings.Join(job.Argv[1:], " "))
+			ran, with = append(ran, string(as)+" "+strings.Join(job.Argv[1:], " ")), append(with, job.Argv[0])
 			return nil, "no index", errors.New("exit status 1")
 		}
 	})
 	if _, err := s.uv(t.Context(), nil); err == nil || len(ran) == 0 || !strings.HasPrefix(ran[0], "agent -m pip install ") {
 		t.Errorf("what ran is %q, %v", ran, err)
+	}
+	if slices.Sort(with); len(slices.Compact(slices.Clone(with))) != len(with) {
+		t.Errorf("an interpreter of several names was tried several times: %q", with)
+	}
+}
+
+// A step sees the folders of all files that the agent's settings of uv name.
+func TestFoldersOfSettings(t *testing.T) {
+	t.Parallel()
+	dir := tree(t, map[string]string{"one/a.txt": "", "two/b.txt": "", "my certificates/all.pem": "", "links/x": ""})
+	at := func(name string) string { return filepath.Join(dir, name) }
+	got := readBy([]string{
+		"UV_CONSTRAINT=" + at("one/a.txt") + " " + at("two/b.txt"), "SSL_CERT_FILE=" + at("my certificates/all.pem"),
+		"UV_FIND_LINKS=https://example.org," + at("links"), "UV_INDEX=" + at("gone") + " ./relative",
+	})
+	slices.Sort(got)
+	if want := []string{at("links"), at("my certificates"), at("one"), at("two")}; !slices.Equal(slices.Compact(got), want) {
+		t.Errorf("it sees %q, want %q", got, want)
 	}
 }

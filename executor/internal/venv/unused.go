@@ -1,10 +1,7 @@
 package venv
 
 import (
-	"errors"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -54,7 +51,7 @@ func (s *Store) RemoveUnused(age time.Duration) {
 	for _, at := range s.places() {
 		if at.folder == s.shared {
 			s.tidyShared(at)
-		} else if !at.building() && s.uses.unused(at.digest, age) {
+		} else if !at.building() {
 			s.remove(at, age)
 		}
 	}
@@ -64,21 +61,23 @@ func (s *Store) RemoveUnused(age time.Duration) {
 func (p place) building() bool { return strings.HasPrefix(p.digest, "new-") }
 
 func (s *Store) remove(at place, age time.Duration) {
-	free, ok := s.keys.try(at.digest)
-	if !ok {
-		return // it is being built
+	if !s.uses.unused(at.digest, age) {
+		return
 	}
-	beside, err := os.MkdirTemp(filepath.Dir(at.env()), "new-")
-	if err == nil && s.uses.unused(at.digest, age) { // holders need the key, too
-		if err = errors.Join(at.forget(), os.Rename(at.env(), filepath.Join(beside, at.digest))); err == nil {
-			s.log.Info("environment was removed: no index uses it", slog.String("digest", at.digest))
+	free, err := s.keys.take(s.life, at.digest) // holders need the key, too
+	if err != nil {
+		return
+	}
+	var old string
+	if s.uses.unused(at.digest, age) {
+		if err = at.forget(); err == nil {
+			old, err = at.moveAway()
 		}
 	}
 	free()
-	if beside != "" {
-		if gone := deep.RemoveAll(beside); err == nil {
-			err = gone
-		}
+	if err == nil && old != "" {
+		s.log.Info("environment was removed: no index uses it", slog.String("digest", at.digest))
+		err = deep.RemoveAll(old)
 	}
 	if err != nil {
 		s.log.Warn("unused environment could not be removed", slog.String("digest", at.digest), slog.String("error", err.Error()))

@@ -17,16 +17,8 @@ import (
 const uvVersion = "0.13.8"
 
 // uv finds the uv executable, or installs it below the store's folder from its wheel with the
-// pip of some Python. Its path has no links, as a step sees only the last folder of the path.
+// pip of some Python.
 func (s *Store) uv(ctx context.Context, progress Progress) (string, error) {
-	file, err := s.findUV(ctx, progress)
-	if err != nil {
-		return "", err
-	}
-	return filepath.EvalSymlinks(file)
-}
-
-func (s *Store) findUV(ctx context.Context, progress Progress) (string, error) {
 	if s.uvPath != "" {
 		if !isExecutable(s.uvPath) {
 			return "", failed(nil, "", "the configured uv, %s, is not an executable file", s.uvPath)
@@ -53,25 +45,16 @@ func (s *Store) findUV(ctx context.Context, progress Progress) (string, error) {
 			return file, nil
 		}
 	}
-	file := filepath.Join(folder, "bin", "uv")
 	progress.report("uv", "running", 5)
 	var said string
 	var last error
-	for _, candidate := range s.candidates() {
-		i, err := s.probe(ctx, candidate)
-		if err != nil {
-			return "", err
-		}
-		if i == nil {
-			continue
-		}
-		said, last = s.installUV(ctx, i.Path, folder)
-		if last == nil {
+	for i := range s.interpreters(ctx) {
+		if said, last = s.installUV(ctx, i.Path, folder); last == nil {
 			progress.report("uv", "done", 15)
-			return file, nil
+			return filepath.Join(folder, "bin", "uv"), nil
 		}
-		if err := stopped(ctx, s); err != nil {
-			return "", err
+		if ctx.Err() != nil {
+			return "", ctx.Err()
 		}
 		s.log.Warn("uv could not be installed with this interpreter", slog.String("python", i.Path), slog.String("error", last.Error()))
 	}
@@ -125,6 +108,9 @@ type step struct {
 // runUV runs uv confined, with a home and a temporary folder that are removed afterwards. keep
 // takes files out of that folder first; nil for none.
 func (s *Store) runUV(ctx context.Context, i Interpreter, uv string, st step, keep func(tmp string) error, args ...string) (stdout []byte, said string, err error) {
+	if uv, err = filepath.EvalSymlinks(uv); err != nil { // a step sees only the last folder of its path
+		return nil, "", err
+	}
 	tmp, err := os.MkdirTemp(s.dir, "new-tmp-")
 	if err != nil {
 		return nil, "", err
@@ -175,19 +161,22 @@ func (s *Store) cache() string { return filepath.Join(cmp.Or(s.shared, s.dir), "
 
 // readBy returns the folders of this machine that uv's settings name.
 func readBy(env []string) (folders []string) {
-	for _, name := range []string{"UV_FIND_LINKS", "UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL"} {
-		for _, one := range strings.FieldsFunc(lookup(env, name), func(r rune) bool { return r == ',' || r == ' ' }) {
-			folders = append(folders, strings.TrimPrefix(one, "file://"))
+	for _, name := range []string{
+		"UV_FIND_LINKS", "UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL",
+		"UV_CONSTRAINT", "UV_BUILD_CONSTRAINT", "UV_OVERRIDE", "SSL_CERT_FILE", "SSL_CERT_DIR",
+	} {
+		value := lookup(env, name)
+		for _, one := range append(strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == ' ' }), value) {
+			one = strings.TrimPrefix(one, "file://")
+			if info, err := os.Stat(one); err == nil && filepath.IsAbs(one) {
+				if !info.IsDir() {
+					one = filepath.Dir(one)
+				}
+				folders = append(folders, one)
+			}
 		}
 	}
-	for _, name := range []string{"SSL_CERT_FILE", "UV_CONSTRAINT", "UV_BUILD_CONSTRAINT", "UV_OVERRIDE"} {
-		if file := lookup(env, name); file != "" {
-			folders = append(folders, filepath.Dir(file))
-		}
-	}
-	return slices.DeleteFunc(append(folders, lookup(env, "SSL_CERT_DIR")), func(folder string) bool {
-		return !filepath.IsAbs(folder) || !isDir(folder)
-	})
+	return folders
 }
 
 // uvEnv are variables for uv in addition to the environment: the system's certificates, and the
@@ -203,24 +192,15 @@ func (s *Store) uvEnv() []string {
 	}
 	for _, pair := range [][2]string{
 		{"PIP_INDEX_URL", "UV_DEFAULT_INDEX"}, {"PIP_EXTRA_INDEX_URL", "UV_INDEX"},
-		{"PIP_NO_INDEX", "UV_NO_INDEX"}, {"PIP_CERT", "SSL_CERT_FILE"},
+		{"PIP_NO_INDEX", "UV_NO_INDEX"}, {"PIP_CERT", "SSL_CERT_FILE"}, {"PIP_FIND_LINKS", "UV_FIND_LINKS"},
 	} {
 		value := lookup(s.environ, pair[0])
+		if pair[1] == "UV_FIND_LINKS" { // pip ignores a missing folder, uv fails
+			value = strings.Join(slices.DeleteFunc(strings.Fields(value), func(one string) bool { return !strings.Contains(one, "://") && !isDir(one) }), ",")
+		}
 		set := lookup(s.environ, pair[1]) != "" || pair[0] == "PIP_INDEX_URL" && lookup(s.environ, "UV_INDEX_URL") != ""
 		if value != "" && !set {
 			env = append(env, pair[1]+"="+value)
-		}
-	}
-	if links := lookup(s.environ, "PIP_FIND_LINKS"); links != "" && lookup(s.environ, "UV_FIND_LINKS") == "" {
-		// pip ignores a missing folder, uv fails.
-		var kept []string
-		for _, one := range strings.Fields(links) {
-			if strings.Contains(one, "://") || isDir(one) {
-				kept = append(kept, one)
-			}
-		}
-		if len(kept) > 0 {
-			env = append(env, "UV_FIND_LINKS="+strings.Join(kept, ","))
 		}
 	}
 	return env

@@ -15,6 +15,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/toolmesh/toolmesh/internal/deep"
 )
 
@@ -28,12 +30,26 @@ const (
 	listingName = ".files.json" // a [listing]
 )
 
-func (p place) env() string             { return filepath.Join(p.folder, "envs", p.digest) }
+func (p place) envs() string            { return filepath.Join(p.folder, "envs") }
+func (p place) env() string             { return filepath.Join(p.envs(), p.digest) }
+func (p place) python() string          { return filepath.Join(p.env(), "bin", "python") }
 func (p place) records() string         { return filepath.Join(p.folder, "records") }
 func (p place) file(name string) string { return filepath.Join(p.records(), p.digest+name) }
 
 // marker reads the marker of a finished environment.
 func (p place) marker() (marker, error) { return readJSON[marker](p.file(markerName)) }
+
+// moveAway moves an environment, which processes may be using, to a folder that is swept, in
+// case this process ends before its caller has removed it.
+func (p place) moveAway() (folder string, err error) {
+	if folder, err = os.MkdirTemp(p.envs(), "new-"); err != nil {
+		return "", err
+	}
+	if err = os.Rename(p.env(), filepath.Join(folder, p.digest)); err != nil {
+		_ = os.Remove(folder)
+	}
+	return folder, err
+}
 
 // forget removes the records, which makes the environment invalid.
 func (p place) forget() error {
@@ -55,12 +71,14 @@ type noted struct {
 // bytecode is the folder to which Python, and libraries that compile, add files at any time.
 const bytecode = "__pycache__"
 
+func isBytecode(path string) bool { return filepath.Base(filepath.Dir(path)) == bytecode }
+
 // maxFiles bounds the bytes read of a folder: an index may make a sparse file of any size.
 const maxFiles = 100 << 30
 
-// list lists the files of a folder. With sums it also reads the contents, except of files
-// with the same state as in known.
-func list(dir string, known listing, withSums bool) (listing, error) {
+// list lists the files of a folder. Files with the same state as in known have the record that
+// they have there; with sums it reads the contents of all others.
+func list(dir string, known listing, sums bool) (listing, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, err
@@ -71,23 +89,23 @@ func list(dir string, known listing, withSums bool) (listing, error) {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		info, err := entry.Info()
-		if err != nil {
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(dir, path), &st); err != nil {
 			return err
 		}
-		if left -= info.Size(); left < 0 {
+		if left -= st.Size; left < 0 {
 			return fmt.Errorf("its files are larger than %d bytes in all", int64(maxFiles))
 		}
-		now := noted{State: stateOf(info)}
-		switch was, ok := known[path]; {
+		now := noted{State: fmt.Sprintf("%d %d %d", st.Size, st.Mtim.Nano(), st.Ctim.Nano())}
+		switch was := known[path]; {
 		case entry.Type()&fs.ModeSymlink != 0:
 			now.State = ""
 			now.Link, err = root.Readlink(path)
 		case !entry.Type().IsRegular():
 			return fmt.Errorf("%s is not a regular file", path)
-		case ok && was.State == now.State && was.Sum != "":
-			now.Sum = was.Sum
-		case withSums:
+		case was.State == now.State:
+			now = was
+		case sums:
 			now.Sum, err = sumOf(root, path)
 		}
 		all[path] = now
@@ -103,49 +121,42 @@ func sumOf(root *os.Root, path string) (string, error) {
 	}
 	defer f.Close() //nolint:errcheck // only read
 	sum := sha256.New()
-	if _, err := io.Copy(sum, f); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(sum.Sum(nil)), nil
+	_, err = io.Copy(sum, f)
+	return hex.EncodeToString(sum.Sum(nil)), err
 }
 
-// damage returns how an environment differs from its listing; empty if it does not. A file that was only touched or copied is recorded again.
-func damage(at place) (what string) {
-	was, err := readJSON[listing](at.file(listingName))
+// damage returns an error if a folder differs from its listing, the file record. A file that was
+// only touched or copied is recorded again.
+func damage(dir, record string) error {
+	was, err := readJSON[listing](record)
 	if err != nil {
-		return err.Error()
+		return err
 	}
-	now, err := list(at.env(), was, false)
-	if err == nil && !maps.Equal(now, was) { // times differ in a copy
-		now, err = list(at.env(), was, true)
-	}
+	now, err := list(dir, was, true)
 	if err != nil {
-		return err.Error()
+		return err
 	}
-	again := false
 	for path, found := range now {
 		before, ok := was[path]
+		before.State = found.State
 		switch {
-		case !ok && filepath.Base(filepath.Dir(path)) == bytecode:
+		case !ok && isBytecode(path):
+			delete(now, path)
 		case !ok:
-			return path + " was added"
-		case before == found, before.State == found.State && before.Link == found.Link:
-		case before.Sum == "" || before.Sum != found.Sum || before.Link != found.Link:
-			return path + " was changed"
-		default:
-			again = true
-			was[path] = found
+			return fmt.Errorf("%s was added", path)
+		case before != found:
+			return fmt.Errorf("%s was changed", path)
 		}
 	}
 	for path := range was {
 		if _, ok := now[path]; !ok {
-			return path + " is gone"
+			return fmt.Errorf("%s is gone", path)
 		}
 	}
-	if again {
-		_ = writeJSON(at.file(listingName), was) // otherwise the next check only takes longer
+	if !maps.Equal(now, was) {
+		_ = writeJSON(record, now) // otherwise the next check only takes longer
 	}
-	return ""
+	return nil
 }
 
 // writeJSON replaces a file atomically. Only this process writes in its folder.
@@ -187,15 +198,7 @@ func (s *Store) compile(at place, m marker) {
 		defer end()
 		err := s.compileTo(ctx, m.Interpreter, at.env(), at.env(), "19")
 		if err == nil {
-			var release func()
-			if release, err = s.keys.take(ctx, at.digest); err == nil {
-				defer release()
-				err = noteBytecode(at)
-			}
-		}
-		if err == nil {
-			m.Compiled = true
-			err = writeJSON(at.file(markerName), m)
+			err = s.noteBytecode(ctx, at, m)
 		}
 		if err != nil && ctx.Err() == nil {
 			s.log.Warn("packages of an environment could not be compiled", slog.String("digest", at.digest), slog.String("error", err.Error()))
@@ -203,23 +206,31 @@ func (s *Store) compile(at place, m marker) {
 	})
 }
 
-// noteBytecode adds the existing bytecode, and checksums, to the listing of an environment.
-func noteBytecode(at place) error {
+// noteBytecode adds the existing bytecode, and checksums, to the records of an environment.
+func (s *Store) noteBytecode(ctx context.Context, at place, m marker) error {
+	release, err := s.keys.take(ctx, at.digest)
+	if err != nil {
+		return err
+	}
+	defer release()
 	was, err := readJSON[listing](at.file(listingName))
 	if err != nil {
 		return err
 	}
-	now, err := list(at.env(), was, true)
+	now, err := list(at.env(), nil, true)
 	if err != nil {
 		return err
 	}
 	for path, found := range now {
-		before := was[path]
-		if filepath.Base(filepath.Dir(path)) == bytecode || before.State == found.State && before.Link == found.Link {
+		if before := was[path]; isBytecode(path) || before.State == found.State && before.Link == found.Link {
 			was[path] = found
 		}
 	}
-	return writeJSON(at.file(listingName), was)
+	if err := writeJSON(at.file(listingName), was); err != nil {
+		return err
+	}
+	m.Compiled = true
+	return writeJSON(at.file(markerName), m)
 }
 
 // compileTo compiles all modules of an environment that will lie at final, with the given
@@ -262,11 +273,9 @@ func takeBytecode(from, modules string) error {
 			return err
 		}
 		folder := filepath.Join(filepath.Dir(path), bytecode)
-		if err := target.Mkdir(folder, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil //nolint:nilerr // no such modules
-		}
+		_ = target.Mkdir(folder, 0o755)
 		if info, err := target.Lstat(folder); err != nil || !info.IsDir() {
-			return nil //nolint:nilerr // a package has another file there
+			return nil //nolint:nilerr // no such modules, or a package has another file there
 		}
 		return copyNew(from, path, modules, filepath.Join(folder, filepath.Base(path)))
 	})

@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/toolmesh/toolmesh/executor/internal/output"
@@ -32,19 +31,8 @@ var commandLineRoom = strings.Repeat(" ", 1024)
 // none of them.
 var earlyVariables = []string{"LD_", "GLIBC_", "MALLOC_", "OPENSSL_", "PYTHON"}
 
-// bases are the processes that zygotes are copied from, one for each interpreter. They have no
-// variables and no files of any index.
-type bases struct {
-	starter *Starter
-	life    context.Context //nolint:containedctx // ends all of them
-	stop    context.CancelFunc
-
-	mu sync.Mutex
-	by map[string]*base // by the interpreter
-	wg sync.WaitGroup
-}
-
-// base is a base process, from its first request on.
+// base is a process that zygotes are copied from, from its first request on. Each interpreter has one.
+// It has no variables and no files of any index.
 type base struct {
 	state string        // size and time of the interpreter's file
 	ready chan struct{} // closed when it has started or failed
@@ -73,9 +61,9 @@ func unfitFor(environ []string) string {
 	return ""
 }
 
-// start makes a process that runs cmd, or adopts cmd's environment.
-func (b *bases) start(ctx context.Context, cmd sandbox.Command, adopts bool) (*sandbox.Process, error) {
-	base, err := b.of(cmd.Path)
+// copyBase makes a process that runs cmd, or adopts cmd's environment.
+func (s *Starter) copyBase(ctx context.Context, cmd sandbox.Command, adopts bool) (*sandbox.Process, error) {
+	base, err := s.baseOf(cmd.Path)
 	if err != nil {
 		return nil, err
 	}
@@ -94,89 +82,77 @@ func (b *bases) start(ctx context.Context, cmd sandbox.Command, adopts bool) (*s
 	return proc, err
 }
 
-// of finds or starts the base of an interpreter of the machine. A replaced interpreter has
+// baseOf finds or starts the base of an interpreter of the machine. A replaced interpreter has
 // another base, and its earlier one ends.
-func (b *bases) of(interpreter string) (*base, error) {
+func (s *Starter) baseOf(interpreter string) (*base, error) {
 	info, err := os.Stat(interpreter)
 	if err != nil {
 		return nil, err
 	}
 	state := fmt.Sprintf("%d %v", info.Size(), info.ModTime())
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.life.Err() != nil {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.life.Err() != nil {
 		return nil, errors.New("the executor is closed")
 	}
-	before := b.by[interpreter]
+	before := s.bases[interpreter]
 	if before != nil && before.state == state {
 		return before, nil
 	}
 	made := &base{state: state, ready: make(chan struct{})}
-	b.by[interpreter] = made
+	s.bases[interpreter] = made
 	if before != nil {
-		b.wg.Go(func() {
+		s.wg.Go(func() {
 			if <-before.ready; before.err == nil {
 				before.proc.Kill()
 			}
 		})
 	}
-	b.wg.Go(func() {
-		log := b.starter.opts.Logger.With(slog.String("interpreter", interpreter))
-		forget := func() {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			if b.by[interpreter] == made {
-				delete(b.by, interpreter)
-			}
-		}
-		if made.proc, made.err = b.run(interpreter); made.err != nil {
+	s.wg.Go(func() {
+		log := s.opts.Logger.With(slog.String("interpreter", interpreter))
+		if made.proc, made.err = s.startBase(interpreter); made.err != nil {
 			log.Warn("base process could not be started: each index starts an interpreter of its own", slog.String("error", made.err.Error()))
 			close(made.ready)
-			wake.After(b.life, baseRetry)
-			forget()
-			return
+			wake.After(s.life, baseRetry)
+		} else {
+			log.Debug("base process started", slog.Int("pid", made.proc.Pid()))
+			close(made.ready)
+			<-made.proc.Done()
+			made.proc.Kill() // releases its descriptors
+			defer log.Debug("base process ended", slog.Int("pid", made.proc.Pid()))
 		}
-		log.Debug("base process started", slog.Int("pid", made.proc.Pid()))
-		close(made.ready)
-		<-made.proc.Done()
-		made.proc.Kill() // releases its descriptors
-		forget()
-		log.Debug("base process ended", slog.Int("pid", made.proc.Pid()))
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.bases[interpreter] == made {
+			delete(s.bases, interpreter)
+		}
 	})
 	return made, nil
 }
 
-// run starts a base process, which ends with b.
-func (b *bases) run(interpreter string) (*sandbox.Base, error) {
-	proc, err := b.starter.spawner.StartBase(sandbox.Command{
-		Path: interpreter, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("base()"), b.starter.opts.Files, commandLineRoom},
+// startBase starts a base process, which ends with s.
+func (s *Starter) startBase(interpreter string) (*sandbox.Base, error) {
+	proc, err := s.spawner.StartBase(sandbox.Command{
+		Path: interpreter, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("base()"), s.opts.Files, commandLineRoom},
 		Env: environ, Dir: "/",
 	})
 	if err != nil {
 		return nil, err
 	}
-	stop := context.AfterFunc(b.life, proc.Kill)
+	stop := context.AfterFunc(s.life, proc.Kill)
 	words, drained := output.NewTail(nil), make(chan struct{})
-	b.wg.Go(func() {
+	s.wg.Go(func() {
 		output.Drain(proc.Stderr, words, func(text string) { // expected to be empty
-			b.starter.opts.Logger.Debug("output of the base process", slog.String("text", text))
+			s.opts.Logger.Debug("output of the base process", slog.String("text", text))
 		})
 		close(drained)
 		<-proc.Done()
 		stop()
 	})
-	if _, err = proc.Hello(b.starter.opts.StartTimeout); err != nil {
+	if _, err = proc.Hello(s.opts.StartTimeout); err != nil {
 		proc.Kill()
 		<-drained
 		return nil, fmt.Errorf("%w%s", err, words.Suffix())
 	}
 	return proc, nil
-}
-
-// close ends all of them.
-func (b *bases) close() {
-	b.mu.Lock() // nothing is started from here on
-	b.stop()
-	b.mu.Unlock()
-	b.wg.Wait()
 }

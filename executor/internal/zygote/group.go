@@ -20,22 +20,13 @@ import (
 
 // Config has the settings that the processes of a [Group] share.
 type Config struct {
-	Logger  *slog.Logger
-	Redact  *output.Redactor // removes secrets from output at import; may be nil
-	Python  string           // the interpreter, of an environment
-	Base    string           // the machine's interpreter behind it
-	Root    string           // the index's folder, the working directory
-	Paths   []string         // import path, before the environment's
-	Env     []string         // the whole environment of the processes
-	Sandbox tool.Sandbox
-	User    sandbox.User   // of the processes
-	Given   []sandbox.Path // folders for them, in addition to temporary files
-	Tools   []string       // module.function
-	// OpenFiles is the number of files that a call may open, and MostFiles, at least as many,
-	// the maximum of a [Worker]'s Limits.
-	OpenFiles, MostFiles int
-	// Processes is the number of processes and threads that User may have; 0: any.
-	Processes int
+	Logger *slog.Logger
+	Redact *output.Redactor // removes secrets from output at import; may be nil
+	Python string           // the interpreter, of an environment
+	Base   string           // the machine's interpreter behind it
+	Env    []string         // the whole environment of the processes
+	User   sandbox.User     // of the processes
+	Setup  Setup
 }
 
 // Group is the processes that share an environment and a sandbox, and the tools that they have
@@ -46,7 +37,7 @@ type Group struct {
 	redact  *output.Redactor
 	user    sandbox.User
 	command sandbox.Command // starts the machine's interpreter
-	setup   setup
+	setup   Setup
 
 	// Set once, when the first zygote has described its tools.
 	about     description
@@ -66,21 +57,17 @@ type Group struct {
 // NewGroup makes a group without starting anything.
 func (s *Starter) NewGroup(cfg Config) *Group {
 	g := &Group{
-		starter: s, log: cfg.Logger, redact: cfg.Redact, user: cfg.User, all: map[*zygote]struct{}{},
-		setup: setup{
-			Root: cfg.Root, Cwd: cfg.Root, Paths: cfg.Paths, Sandbox: cfg.Sandbox, Exclude: map[string]string{},
-			Secrets: cfg.Redact.Forms(), Tools: cfg.Tools, User: cfg.User.IDs(), Given: cfg.Given,
-			OpenFiles: [2]int{cfg.OpenFiles, cfg.MostFiles}, Processes: cfg.Processes,
-			Adopt: &adoption{
-				Environ: []byte(strings.Join(cfg.Env, "\x00")), Executable: cfg.Python,
-				Argv: []string{cfg.Python, "-I", "-X", "utf8", "-c", python.Bootstrap("confined()"), s.opts.Files},
-			},
-		},
+		starter: s, log: cfg.Logger, redact: cfg.Redact, user: cfg.User, all: map[*zygote]struct{}{}, setup: cfg.Setup,
 		command: sandbox.Command{
 			Path: cfg.Base, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), s.opts.Files},
-			Env: environ, Dir: "/", Sandbox: cfg.Sandbox,
+			Env: environ, Dir: "/", Sandbox: cfg.Setup.Sandbox,
 		},
 		unfit: unfitFor(cfg.Env),
+	}
+	g.setup.Cwd, g.setup.Exclude, g.setup.Secrets, g.setup.User = g.setup.Root, map[string]string{}, cfg.Redact.Forms(), cfg.User.IDs()
+	g.setup.Adopt = &adoption{
+		Environ: []byte(strings.Join(cfg.Env, "\x00")), Executable: cfg.Python,
+		Argv: []string{cfg.Python, "-I", "-X", "utf8", "-c", python.Bootstrap("confined()"), s.opts.Files},
 	}
 	if g.unfit != "" {
 		g.log.Debug("the index starts an interpreter of its own", slog.String("reason", g.unfit))
@@ -113,16 +100,6 @@ func final(format string, args ...any) *toolmesh.Error {
 // ForkUnsafe is why workers are not forked but import the tools themselves; empty if they are
 // forked.
 func (g *Group) ForkUnsafe() string { return g.about.ForkUnsafe }
-
-// Pid is the process above all workers; 0 without one.
-func (g *Group) Pid() int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.current == nil {
-		return 0
-	}
-	return g.current.proc.Pid()
-}
 
 // Start starts a worker process: a fork of the zygote, or a process of its own that imports the
 // tools itself, if requested or if the zygote must not fork. The caller ends and closes it.
@@ -176,8 +153,8 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 // begin starts a zygote: a copy of the interpreter's base if possible, which starts an own
 // interpreter where it cannot use the base's modules and for a worker of one tool; else the
 // machine's interpreter.
-func (g *Group) begin(ctx context.Context, s setup, only string) (*zygote, error) {
-	proc, err := g.starter.bases.start(ctx, g.command, only == "" && g.unfit == "")
+func (g *Group) begin(ctx context.Context, s Setup, only string) (*zygote, error) {
+	proc, err := g.starter.copyBase(ctx, g.command, only == "" && g.unfit == "")
 	var z *zygote
 	if err == nil {
 		z, err = g.startZygote(ctx, proc, s)
@@ -195,7 +172,7 @@ func (g *Group) begin(ctx context.Context, s setup, only string) (*zygote, error
 
 // ownFolder makes the folder for temporary files of a zygote's processes: the only writable one
 // under strict, and the only one of others' that they see under guard.
-func (g *Group) ownFolder(s *setup) (err error) {
+func (g *Group) ownFolder(s *Setup) (err error) {
 	s.Temp = g.starter.opts.Dir
 	if !s.Sandbox.AtLeast(tool.SandboxGuard) {
 		return nil
@@ -211,7 +188,7 @@ func (g *Group) ownFolder(s *setup) (err error) {
 
 // newZygote starts a zygote without modules that hang or end the process; only is as for
 // another.
-func (g *Group) newZygote(ctx context.Context, s setup, only string) (*zygote, error) {
+func (g *Group) newZygote(ctx context.Context, s Setup, only string) (*zygote, error) {
 	for {
 		leave, err := g.starter.Slot(ctx)
 		if err != nil {

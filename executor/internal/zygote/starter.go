@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -31,18 +32,24 @@ type Options struct {
 type Starter struct {
 	opts     Options
 	spawner  *sandbox.Spawner
-	bases    bases
 	nextID   atomic.Uint64
 	starting chan struct{} // see Slot
 	temp     folders       // of workers that may write anywhere
+
+	life context.Context //nolint:containedctx // of the bases
+	stop context.CancelFunc
+
+	mu    sync.Mutex
+	bases map[string]*base // by the interpreter
+	wg    sync.WaitGroup
 }
 
 // NewStarter makes a starter, which starts nothing by itself.
 func NewStarter(spawner *sandbox.Spawner, opts Options) *Starter {
 	s := &Starter{opts: opts, spawner: spawner, starting: make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))}
 	s.temp.log, s.temp.parent = opts.Logger, opts.Dir
-	s.bases.starter, s.bases.by = s, map[string]*base{}
-	s.bases.life, s.bases.stop = context.WithCancel(context.Background())
+	s.bases = map[string]*base{}
+	s.life, s.stop = context.WithCancel(context.Background())
 	return s
 }
 
@@ -59,11 +66,16 @@ func (s *Starter) Slot(ctx context.Context) (leave func(), err error) {
 
 // Warm starts the base of an interpreter of the machine in the background, for the next group.
 func (s *Starter) Warm(interpreter string) {
-	_, _ = s.bases.of(interpreter) // the next group reports its error
+	_, _ = s.baseOf(interpreter) // the next group reports its error
 }
 
 // Close ends the bases. The groups must have been closed.
-func (s *Starter) Close() { s.bases.close() }
+func (s *Starter) Close() {
+	s.mu.Lock() // nothing is started from here on
+	s.stop()
+	s.mu.Unlock()
+	s.wg.Wait()
+}
 
 // numbers are limits in the worker's format: seconds and bytes; zero is none.
 type numbers struct {

@@ -111,7 +111,7 @@ func TestRecordedZygote(t *testing.T) {
 	defer cancel()
 	s := &Starter{opts: Options{MaxResult: 64 << 20, StartTimeout: time.Minute, MaxFrame: 1 << 20}}
 	g := &Group{starter: s, log: log}
-	z, err := g.startZygote(ctx, proc, setup{Root: "/i", Cwd: "/i", Paths: []string{"/i"}, Tools: []string{"t.f"}, Sandbox: tool.SandboxNone})
+	z, err := g.startZygote(ctx, proc, Setup{Root: "/i", Cwd: "/i", Paths: []string{"/i"}, Tools: []string{"t.f"}, Sandbox: tool.SandboxNone})
 	if err != nil {
 		t.Fatal(err)
 	}

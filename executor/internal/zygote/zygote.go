@@ -29,12 +29,12 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// setup is the first message to a zygote.
-type setup struct {
-	Root    string            `json:"root"`
+// Setup is the first message to a zygote. Fields without a comment for callers are set by the group.
+type Setup struct {
+	Root    string            `json:"root"` // the index's folder, the working directory
 	Cwd     string            `json:"cwd"`
-	Paths   []string          `json:"paths"`
-	Tools   []string          `json:"tools"`
+	Paths   []string          `json:"paths"` // import path, before the environment's
+	Tools   []string          `json:"tools"` // module.function
 	Exclude map[string]string `json:"exclude"`
 	Secrets *output.Forms     `json:"secrets"` // removed from all texts
 	// Sandbox takes effect before any code of the index runs.
@@ -43,14 +43,14 @@ type setup struct {
 	Folder string `json:"folder"`
 	// Temp contains the folders of workers for temporary files.
 	Temp string `json:"temp,omitempty"`
-	// OpenFiles are the limit of a call of a tool that declares none, and the maximum of a
-	// [forkRequest].
+	// OpenFiles are the number of files that a call may open if its tool declares none, and the
+	// maximum of a [Worker]'s Limits.
 	OpenFiles [2]int `json:"open_files,omitzero"`
 	// Processes is the number of processes and threads that the index's user may have; 0: any.
 	Processes int `json:"processes,omitempty"`
 	// User is the user to become, its id and its group's; empty for no change.
 	User []int `json:"user,omitempty"`
-	// Given are folders for it, whichever user owns them.
+	// Given are folders for it, whichever user owns them, in addition to temporary files.
 	Given []sandbox.Path `json:"given,omitempty"`
 	// Adopt is the environment to adopt once confined.
 	Adopt *adoption `json:"adopt,omitempty"`
@@ -93,7 +93,7 @@ type zygote struct {
 	about   description
 	words   *output.Tail
 
-	folder string        // see setup.Temp; removed with the zygote
+	folder string        // see Setup.Temp; removed with the zygote
 	group  *cgroup.Group // for imports; nil without a group of its own
 	temp   *folders
 
@@ -119,7 +119,7 @@ type forkedMessage struct {
 }
 
 // startZygote sets the process up and waits until it has described its tools.
-func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup) (_ *zygote, err error) {
+func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s Setup) (_ *zygote, err error) {
 	opts := g.starter.opts
 	if err := g.ownFolder(&s); err != nil {
 		proc.Kill()
@@ -220,7 +220,7 @@ func broke(at progress, err error) *importFailure {
 // describe reads until the zygote has described the tools of a setup, and sends the setup again
 // to an interpreter that the zygote has become; it calls imports for each module. The error is
 // errEnded when the channel ends.
-func (z *zygote) describe(s setup, setUp, imports func()) (at progress, err error) {
+func (z *zygote) describe(s Setup, setUp, imports func()) (at progress, err error) {
 	h, body, err := z.reader.Next()
 	if err == nil {
 		if err := frame.Greeted(h, body); err != nil {
@@ -402,8 +402,6 @@ func numbersIn(body []byte) []int {
 	return numbers
 }
 
-var errNoFork = errors.New("fork a worker")
-
 // fork makes the zygote fork p, or become it. files are passed to the child in order.
 func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.File) (*sandbox.Handle, error) {
 	z.forking.Lock()
@@ -426,27 +424,27 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 	z.mu.Unlock()
 	data := frame.Append(nil, frame.Header{Type: message, ID: p.id, Slot: p.temp.number}, body)
 	if _, _, err := z.conn.WriteMsgUnix(data, rights, nil); err != nil {
-		return nil, z.lost(p, fmt.Errorf("%w: %w", errNoFork, err))
+		return nil, z.lost(p, fmt.Errorf("fork a worker: %w", err))
 	}
 	select {
 	case m := <-z.forked:
 		if m.failed != "" {
-			return nil, z.lost(p, fmt.Errorf("%w: %s", errNoFork, m.failed))
+			return nil, z.lost(p, fmt.Errorf("fork a worker: %s", m.failed))
 		}
 		if m.fd < 0 && z.proc.Level != sandbox.LevelReaper {
-			return nil, final("%s: this kernel has no pidfd, or code of the index broke the worker's protocol", errNoFork)
+			return nil, final("fork a worker: this kernel has no pidfd, or code of the index broke the worker's protocol")
 		}
 		h := sandbox.NewHandle(m.fd, m.pid)
 		if !h.Below(z.proc.Pid()) {
 			h.Close()
-			return nil, final("%s: code of the index broke the worker's protocol: it named a process that is not its own", errNoFork)
+			return nil, final("fork a worker: code of the index broke the worker's protocol: it named a process that is not its own")
 		}
 		return h, nil
 	case <-z.proc.Done():
 	case <-time.After(30 * time.Second):
 		_ = z.conn.Close() // without an answer it is useless
 	}
-	return nil, z.lost(p, fmt.Errorf("%w: the zygote is gone%s", errNoFork, z.words.Suffix()))
+	return nil, z.lost(p, fmt.Errorf("fork a worker: the zygote is gone%s", z.words.Suffix()))
 }
 
 // lost abandons a process that was not started, and returns why: err, or how the zygote broke

@@ -61,7 +61,7 @@ func open(t *testing.T, at where, n int, opts router.Options) *mesh {
 	t.Cleanup(func() {
 		var closing sync.WaitGroup
 		for _, r := range m.routers {
-			closing.Go(func() { _ = r.Close() })
+			closing.Go(func() { meshtest.End(t, r) })
 		}
 		closing.Wait()
 	})

@@ -82,11 +82,7 @@ func open(t *testing.T, at where, n int, opts host.Options) *mesh {
 	t.Cleanup(func() {
 		var closing sync.WaitGroup
 		for _, h := range m.hosts {
-			closing.Go(func() {
-				ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-				defer cancel()
-				_ = h.Stop(ctx)
-			})
+			closing.Go(func() { meshtest.End(t, h) })
 		}
 		closing.Wait()
 	})

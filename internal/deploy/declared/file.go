@@ -15,6 +15,7 @@ import (
 	"github.com/BurntSushi/toml"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/registry"
@@ -179,7 +180,7 @@ func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Ent
 		name, value, literal := strings.Cut(variable, "=")
 		if literal {
 			r.Literal = append(r.Literal, name)
-		} else if value, literal = lookup(env, name); !literal {
+		} else if value, literal = connect.LookupEnv(env, name); !literal {
 			bad("env: the variable %q is not in the environment of the process that reads the file", name)
 		}
 		if name == "" {
@@ -191,16 +192,6 @@ func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Ent
 		r.Env[name] = value
 	}
 	return e
-}
-
-// lookup finds a variable; the last one of a name counts.
-func lookup(env []string, name string) (value string, ok bool) {
-	for _, e := range env {
-		if v, is := strings.CutPrefix(e, name+"="); is && name != "" {
-			value, ok = v, true
-		}
-	}
-	return value, ok
 }
 
 // digest identifies the content of a request, the values of variables included. It is stored in the

@@ -8,6 +8,7 @@ import fcntl
 import glob
 import json
 import mmap
+import multiprocessing
 import os
 import platform
 import resource
@@ -175,8 +176,16 @@ def read_other_home(at): return text(at["kept_by_homely"])
 def read_other_temporary(at): return text(at["kept_by_victim"])
 def write_own_temporary(at): return tempfile.NamedTemporaryFile(buffering=0).write(b"x")
 def null(at): return append("/dev/null")
+def lock_between_processes(at): return multiprocessing.Lock()
 def read_memory_device(at): return may_write("/dev/mem", "/dev/port", "/dev/kmem")
 def write_kernel_log(at): return may_write("/dev/kmsg")
+
+
+def move_own_temporary(at):
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkdir(folder + "/below")
+        open(folder + "/file", "w").close()
+        return os.rename(folder + "/file", folder + "/below/file")
 
 
 def read_key(at):

@@ -1,5 +1,0 @@
-//go:build !linux
-
-package cgroup
-
-func machineMemory() int64 { return 0 }
