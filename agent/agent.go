@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -321,14 +323,11 @@ func (a *Agent) release(ctx context.Context) error {
 }
 
 // queued is the number of admitted calls that wait for a worker or for a command's slot.
-func (a *Agent) queued() int {
-	n := 0
-	for _, i := range a.indexes() {
-		n += i.Stats().Waiting
-	}
-	a.instances.Lock()
-	defer a.instances.Unlock()
-	for i := range a.instances.open {
+func (a *Agent) queued() (n int) {
+	for _, i := range a.open() {
+		if i.index != nil {
+			n += i.index.Stats().Waiting
+		}
 		if i.commands != nil {
 			n += i.commands.Waiting()
 		}
@@ -336,15 +335,9 @@ func (a *Agent) queued() int {
 	return n
 }
 
-// indexes are the open ones that have workers: those of commands alone have none.
-func (a *Agent) indexes() []*executor.Index {
+// open are the instances that are imported and not closed.
+func (a *Agent) open() []*instance {
 	a.instances.Lock()
 	defer a.instances.Unlock()
-	var all []*executor.Index
-	for i := range a.instances.open {
-		if i.index != nil {
-			all = append(all, i.index)
-		}
-	}
-	return all
+	return slices.Collect(maps.Keys(a.instances.open))
 }

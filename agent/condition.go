@@ -55,8 +55,10 @@ func (a *Agent) Seen() *registry.View {
 // Workers are those of all indexes that the agent serves.
 func (a *Agent) Workers() executor.Workers {
 	var all executor.Workers
-	for _, i := range a.indexes() {
-		all.Add(i.Stats())
+	for _, i := range a.open() {
+		if i.index != nil {
+			all.Add(i.index.Stats())
+		}
 	}
 	return all
 }

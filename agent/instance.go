@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -138,10 +137,7 @@ func (p *pythonTool) Redact(text string) string { return p.i.redact(text) }
 // redact takes the secrets of the agent's indexes out of a text: a tool may give those of its own to another.
 func (i *instance) redact(text string) string {
 	text = i.redactor()(text)
-	i.a.instances.Lock()
-	others := slices.Collect(maps.Keys(i.a.instances.open))
-	i.a.instances.Unlock()
-	for _, other := range others {
+	for _, other := range i.a.open() {
 		text = other.redactor()(text)
 	}
 	return text

@@ -39,12 +39,15 @@ func (a *Agent) followSessions() {
 }
 
 func (a *Agent) endSessions(ctx context.Context, view *registry.View) {
-	for _, index := range a.indexes() {
-		for _, bound := range index.Sessions() {
+	for _, i := range a.open() {
+		if i.index == nil {
+			continue // commands have no workers
+		}
+		for _, bound := range i.index.Sessions() {
 			if !a.sessionEnded(ctx, view, bound) {
 				continue
 			}
-			if err := index.EndSession(ctx, bound.Name, bound.Epoch); err != nil {
+			if err := i.index.EndSession(ctx, bound.Name, bound.Epoch); err != nil {
 				a.log.Warn("the workers of an ended session are not gone yet", slog.String("session", bound.Name), slog.String("error", err.Error()))
 			}
 		}

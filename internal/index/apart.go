@@ -36,14 +36,19 @@ func (a *Apart) run(ctx context.Context, dir string, argv, env []string, out io.
 	return a.Run(ctx, dir, append([]string{program}, argv[1:]...), env, out)
 }
 
-// remote returns the git that talks to a repository, with its address and the login there, as the
-// settings of this machine have them. By HTTP that is one apart, which gets the settings for
-// that address. ssh has keys in the home of this process, and local repositories are its user's.
+// remote returns the git apart that talks to a repository, with its address and the login there, as
+// the settings of this machine have them. For HTTP it gets the settings for that address, for ssh
+// and repositories of this machine a passage: close that.
 func (g git) remote(ctx context.Context, apart *Apart, store, location string, login *loginHeader) (git, string, *loginHeader, error) {
 	out, err := g.output(ctx, "", nil, "ls-remote", "--get-url", "--", location)
 	u, parsed := url.Parse(strings.TrimSpace(string(out)))
-	if err != nil || parsed != nil || u.Scheme != "http" && u.Scheme != "https" {
-		return g, location, login, nil
+	if err != nil {
+		return g, "", nil, unreachable(location, err)
+	}
+	if parsed != nil || u.Scheme != "http" && u.Scheme != "https" {
+		g.passage, err = g.openPassage(ctx, strings.TrimSpace(string(out)))
+		g.apart, g.protocols = apart, "git"
+		return g, location, login, err
 	}
 	if user := u.User; user != nil {
 		u.User = nil

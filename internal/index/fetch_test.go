@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/cgi"
 	"net/http/httptest"
@@ -699,5 +700,61 @@ func TestFetchSSH(t *testing.T) {
 	log, err := os.ReadFile(filepath.Join(dir, "log"))
 	if err != nil || !strings.Contains(string(log), "me@example.invalid git-upload-pack '"+repo+"'") {
 		t.Errorf("ssh was asked %q, %v", log, err)
+	}
+}
+
+// TestGitRunsApart looks at what git runs apart from the agent for repositories that only the
+// agent's user reaches, and at what another user of the machine gets from the port.
+func TestGitRunsApart(t *testing.T) {
+	repo := repository(t, indexFiles)
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"ssh*": "#!/bin/sh\nfor last; do :; done\nexec sh -c \"$last\"\n"})
+	t.Setenv("GIT_SSH_COMMAND", filepath.Join(dir, "ssh")+" -v")
+	for _, location := range []string{repo, "file://" + repo, "me@example.invalid:" + repo, "ssh://me@example.invalid:2222" + repo} {
+		var ran []string
+		a := apart(t)
+		run := a.Run
+		a.Run = func(ctx context.Context, in string, argv, env []string, out io.Writer) (string, error) {
+			for _, arg := range argv {
+				address, ok := strings.CutPrefix(arg, "git://")
+				if !ok {
+					continue
+				}
+				ran = append(ran, arg)
+				host, token, _ := strings.Cut(address, "/")
+				for _, request := range []string{"git-upload-pack /", "git-upload-pack /" + token + "x", "git-receive-pack /" + token, "git-upload-pack " + repo} {
+					conn, err := net.Dial("tcp", host)
+					if err != nil {
+						t.Fatal(err)
+					}
+					request += "\x00host=h\x00"
+					_, _ = fmt.Fprintf(conn, "%04x%s", len(request)+4, request)
+					if data, _ := io.ReadAll(conn); len(data) > 0 { // an error is a reset connection
+						t.Errorf("%s: %q is answered %q", location, request, data)
+					}
+					_ = conn.Close()
+				}
+			}
+			return run(ctx, in, argv, env, out)
+		}
+		tree := filepath.Join(t.TempDir(), "tree")
+		if err := os.Mkdir(tree, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := (git{command: "git"}).fetch(t.Context(), location, nil, "main", tree, defaultLimits, a); err != nil {
+			t.Errorf("%s: %v", location, err)
+		}
+		if len(ran) != 2 { // ls-remote and fetch
+			t.Errorf("%s: apart ran with %q", location, ran)
+		}
+	}
+	for location, want := range map[string]string{
+		"file://" + repo + "x":        "does not appear to be a git repository",
+		"me@example.invalid:" + "/no": "does not appear to be a git repository",
+	} {
+		if _, err := (git{command: "git"}).fetch(t.Context(), location, nil, "main", t.TempDir(), defaultLimits, apart(t)); err == nil ||
+			!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "git://") || !strings.Contains(err.Error(), location) {
+			t.Errorf("%s: %v", location, err)
+		}
 	}
 }

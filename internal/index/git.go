@@ -40,6 +40,7 @@ type git struct {
 	protocols string // the allowed transports; empty: allowed
 
 	apart       *Apart        // runs it; nil: this process does
+	passage     *passage      // its way to the repository; nil: it has one of its own
 	settings    [][2]string   // of git, beyond those that it finds itself
 	environment []string      // beyond environ
 	user        *url.Userinfo // that settings have in the address, without a password
@@ -126,27 +127,35 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Wri
 	case errors.Is(err, exec.ErrNotFound):
 		return failed(reasonGitMissing, "git is needed for this source and was not found; install git on this machine, or install the index from one that has it")
 	}
+	said = g.passage.reason() + said
 	return &gitError{stderr: login.redact(strings.ToValidUTF8(said[max(0, len(said)-maxStderr):], "?")), cause: err}
 }
 
 // here runs a program as this process, with env as its whole environment.
 func (g git) here(ctx context.Context, dir string, argv, env []string, out io.Writer) (stderr string, err error) {
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	var said tail
-	cmd.Dir, cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = dir, env, strings.NewReader(g.input), out, &said
+	cmd := grouped(ctx, dir, argv, env)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(g.input), out, &said
+	if err = cmd.Run(); errors.Is(err, os.ErrNotExist) && cmd.Process == nil {
+		err = exec.ErrNotFound
+	}
+	return string(said), err
+}
+
+// grouped is a program with env as its whole environment. The programs that it starts, such as
+// ssh, end with it at the end of ctx.
+func grouped(ctx context.Context, dir string, argv, env []string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Dir, cmd.Env, cmd.WaitDelay = dir, env, 2*time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { // also the helpers that git starts, such as ssh
+	cmd.Cancel = func() error {
 		err := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		if errors.Is(err, syscall.ESRCH) {
 			return os.ErrProcessDone
 		}
 		return err
 	}
-	cmd.WaitDelay = 2 * time.Second
-	if err = cmd.Run(); errors.Is(err, os.ErrNotExist) && cmd.Process == nil {
-		err = exec.ErrNotFound
-	}
-	return string(said), err
+	return cmd
 }
 
 // gitError is a git that ended with a failure.
@@ -290,6 +299,7 @@ func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, re
 		}
 		reader.apart = apart
 	}
+	defer remote.passage.close()
 	refs, err := remote.refs(ctx, store, location, header)
 	if remote.apart != nil && isDenied(err) {
 		if login := g.credentials(ctx, location, remote.user); login != nil {
@@ -429,7 +439,7 @@ type remoteRefs struct {
 
 // refs asks the repository for its references.
 func (g git) refs(ctx context.Context, store, location string, header *loginHeader) (*remoteRefs, error) {
-	out, err := g.output(ctx, store, header, "ls-remote", "-q", "--", location)
+	out, err := g.output(ctx, store, header, "ls-remote", "-q", "--", g.passage.or(location))
 	if err != nil {
 		return nil, unreachable(location, err)
 	}
@@ -495,7 +505,7 @@ func (g git) bring(ctx context.Context, store, location string, header *loginHea
 	want := cmp.Or(ref, rev)
 	var ge *gitError
 	if ref != "" || fullCommit.MatchString(rev) {
-		_, err := g.output(ctx, store, header, append(slices.Clone(fetch), "--depth=1", "--no-tags", "--", location, want)...)
+		_, err := g.output(ctx, store, header, append(slices.Clone(fetch), "--depth=1", "--no-tags", "--", g.passage.or(location), want)...)
 		if err == nil {
 			want = "FETCH_HEAD"
 		} else if !errors.As(err, &ge) {
@@ -503,7 +513,7 @@ func (g git) bring(ctx context.Context, store, location string, header *loginHea
 		}
 	}
 	if want != "FETCH_HEAD" {
-		if _, err := g.output(ctx, store, header, append(fetch, "--", location, "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")...); err != nil {
+		if _, err := g.output(ctx, store, header, append(fetch, "--", g.passage.or(location), "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")...); err != nil {
 			return "", unreachable(location, err)
 		}
 		switch ref {

@@ -230,6 +230,7 @@ func TestLoadRefuses(t *testing.T) {
 		"metadata nan":      {files("tools.toml", valid+"metadata = { a = nan }\n"), reasonManifest, []string{"nan"}},
 		"bad name":          {files("tools.toml", valid+"name = \"a b\"\n"), reasonManifest, []string{"[index] name"}},
 		"empty init":        {files("tools.toml", valid+"init = []\n"), reasonManifest, []string{"name a command"}},
+		"NUL in init":       {files("tools.toml", valid+"init = [\"sh\", \"-c\", \"true\\u0000A=b\"]\n"), reasonManifest, []string{"[index] init has a NUL"}},
 		"env no list":       {files("tools.toml", valid+"[index.env]\nname = \"A\"\n"), reasonManifest, []string{"[[index.env]]"}},
 		"env no name":       {files("tools.toml", valid+"[[index.env]]\nsecret = true\n"), reasonManifest, []string{"name of a variable"}},
 		"env twice":         {files("tools.toml", valid+"[[index.env]]\nname = \"A\"\n[[index.env]]\nname = \"A\"\n"), reasonManifest, []string{"second time"}},

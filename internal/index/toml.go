@@ -294,6 +294,9 @@ func (r *reader) index(m *Manifest, s *section) {
 	if s.list("init", &m.Init) && (len(m.Init) == 0 || m.Init[0] == "") {
 		r.problem(s.key("init"), "must name a command: init = [\"python\", \"setup_data.py\"]")
 	}
+	if strings.ContainsRune(strings.Join(m.Init, ""), 0) {
+		r.problem(s.key("init"), "has a NUL in it, which no program can be given")
+	}
 	r.paths(s, m)
 	s.count("concurrency", &m.Concurrency)
 	r.defaults.Concurrency = m.Concurrency
