@@ -37,7 +37,7 @@ SIGINT or a frame {"type":"drain"} the calls that run end first.`,
 
 // bridge is the command. Only frames may go to stdout.
 func (a *app) bridge(ctx context.Context, packed bool) error {
-	process.Pace()
+	defer process.Pace()()
 	signal.Ignore(syscall.SIGPIPE) // a program that closes its pipe has ended: its tools must be removed
 	a.log = process.Logger(a.err, a.set.Logging, slog.LevelWarn)
 	session := subjects.SessionID(a.set.Session.Session)

@@ -213,7 +213,8 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 		return toolmesh.Errorf(toolmesh.CodeInternal, "connect to the broker of this process: %w", err)
 	}
 	m.ends = append(m.ends, func(context.Context) error { nc.Close(); return nil })
-	process.Pace()
+	unpace := process.Pace()
+	m.ends = append(m.ends, func(context.Context) error { unpace(); return nil })
 	agent, err := process.NewAgent(nc, m.folder, process.NodeConfig{
 		Node: m.a.set.Node, Policy: m.a.set.Policy, Store: m.a.set.Store,
 		Version: process.ThisBuild(version, commit).Version, Environ: m.a.env, Last: true, Logger: m.log,

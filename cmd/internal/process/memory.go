@@ -1,10 +1,10 @@
 package process
 
 import (
-	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
 	"sync"
+	"time"
 )
 
 // The pace of the garbage collector in a process that serves a mesh. Such a process has a small
@@ -17,30 +17,40 @@ const (
 	// gcReserve is how many bytes a heap may grow by between two cycles, unless Go's own pace
 	// allows more.
 	gcReserve = 128 << 20
+	gcLook    = time.Second
 )
 
-// Pace sets the garbage collector's pace by the live heap from now on, after each of its cycles, unless GOGC is set.
-var Pace = sync.OnceFunc(func() {
+// Pace sets the garbage collector's pace by the live heap until stop is called, unless GOGC is set.
+func Pace() (stop func()) {
 	if before := debug.SetGCPercent(gcPercent); before != gcDefault {
 		debug.SetGCPercent(before)
-		return
+		return func() {}
 	}
-	paceAfterCycle(gcPercent)
-})
-
-// paceAfterCycle sets the pace, which is is, once the collector finds an object that nothing refers to: that is in
-// its next cycle.
-func paceAfterCycle(is int) {
-	runtime.AddCleanup(new([8]*byte), func(is int) {
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
 		alive := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
-		metrics.Read(alive)
-		// Setting the pace stops the world for a moment: small changes are not worth it.
-		if want := pace(alive[0].Value.Uint64()); want < is*9/10 || want > is*11/10 || want != is && (want == gcDefault || want == gcPercent) {
-			debug.SetGCPercent(want)
-			is = want
+		look := time.NewTicker(gcLook)
+		defer look.Stop()
+		for is := gcPercent; ; {
+			select {
+			case <-done:
+				return
+			case <-look.C:
+			}
+			// Setting the pace stops the world for a moment: small changes are not worth it.
+			metrics.Read(alive)
+			if want := pace(alive[0].Value.Uint64()); want < is*9/10 || want > is*11/10 || want != is && (want == gcDefault || want == gcPercent) {
+				debug.SetGCPercent(want)
+				is = want
+			}
 		}
-		paceAfterCycle(is)
-	}, is)
+	})
+	return func() {
+		close(done)
+		wg.Wait()
+		debug.SetGCPercent(gcDefault)
+	}
 }
 
 // pace returns the pace for a live heap of that many bytes.

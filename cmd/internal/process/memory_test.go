@@ -25,18 +25,26 @@ func TestPaceFollowsLiveNodes(t *testing.T) {
 		metrics.Read(s)
 		return s[0].Value.Uint64()
 	}
-	Pace()
-	await := func(is func(percent uint64) bool) {
-		t.Helper()
-		meshtest.Until(t, "the pace has changed", func() bool { return is(percent()) })
+	before := percent()
+	stop := Pace()
+	if got := percent(); got != 400 {
+		t.Errorf("at first %d", got)
 	}
-	more := func(percent uint64) bool { return percent > 100 } // how much more depends on the rest of this process
-	await(more)
+	await := func(want uint64) {
+		t.Helper()
+		meshtest.Until(t, "the pace has changed", func() bool {
+			return percent() == want
+		})
+	}
 	much := make([]byte, 200<<20)
 	runtime.GC()
-	await(func(percent uint64) bool { return percent == 100 })
+	await(100)
 	runtime.KeepAlive(much)
 	much = nil
 	runtime.GC()
-	await(more)
+	await(400)
+	stop()
+	if got := percent(); got != before {
+		t.Errorf("at last %d, before it was %d", got, before)
+	}
 }

@@ -37,7 +37,7 @@ flag wins.`,
 }
 
 func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr io.Writer, version string) error {
-	Pace()
+	defer Pace()()
 	log := Logger(stderr, s.Logging, slog.LevelInfo)
 	issuer, err := readIssuer(s.Auth)
 	if err != nil {
