@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kelseyhightower/envconfig"
 	"github.com/spf13/pflag"
 
 	"github.com/toolmesh/toolmesh/internal/connect"
@@ -18,28 +19,49 @@ import (
 
 const prefix = "MESH_"
 
-// Load fills spec, a pointer to [Agent], [Router] or [Mesh], with the defaults and the environment. The
-// error names the first variable at fault; the others are set despite it.
+// Load fills spec, a pointer to [Agent], [Router] or [Mesh], with the defaults and the environment. env
+// is the process's own os.Environ, as envconfig reads the process. The error names the first variable
+// at fault; the others are set despite it.
 func Load(env []string, spec any) (err error) {
-	given := make(map[string]string)
-	for _, e := range env {
-		name, text, _ := strings.Cut(e, "=")
-		given[name] = text
+	all := fields(reflect.ValueOf(spec).Elem())
+	texts, err := texts(all)
+	if err != nil {
+		return fmt.Errorf("read the settings: %w", err)
 	}
-	for _, f := range fields(reflect.ValueOf(spec).Elem()) {
-		text, ok := given[f.variable]
-		if !ok {
-			text = f.tag.Get("default")
-		}
-		if !ok && text == "" {
+	for i, f := range all {
+		if texts[i] == nil {
 			continue
 		}
-		if wrong := f.read(text); wrong != nil && err == nil {
-			err = fmt.Errorf("%s is %q: %w", f.variable, text, wrong)
+		if wrong := f.read(*texts[i]); wrong != nil && err == nil {
+			err = fmt.Errorf("%s is %q: %w", f.variable, *texts[i], wrong)
 		}
 	}
 	spec.(interface{ connection(env []string) }).connection(env)
 	return err
+}
+
+// texts reads the text of each field with envconfig: its variable's, else its default; nil without both.
+// envconfig itself knows one way to read a type, and fields of one type take different values.
+func texts(all []field) ([]*string, error) {
+	as := make([]reflect.StructField, len(all))
+	for i, f := range all {
+		words := strings.Split(strings.ToLower(strings.TrimPrefix(f.variable, prefix)), "_")
+		for w, word := range words {
+			words[w] = strings.ToUpper(word[:1]) + word[1:]
+		}
+		as[i] = reflect.StructField{
+			Name: strings.Join(words, ""), Type: reflect.TypeFor[*string](), Tag: reflect.StructTag(fmt.Sprintf(`split_words:"true" default:%q`, f.tag.Get("default"))),
+		}
+	}
+	spec := reflect.New(reflect.StructOf(as))
+	if err := envconfig.Process(strings.TrimSuffix(prefix, "_"), spec.Interface()); err != nil {
+		return nil, err
+	}
+	found := make([]*string, len(all))
+	for i := range all {
+		found[i] = spec.Elem().Field(i).Interface().(*string)
+	}
+	return found, nil
 }
 
 // connection applies the rule of package connect for variables of two prefixes: MESH_NATS_CONTEXT
