@@ -246,8 +246,9 @@ func Outlive() CallOption { return optionFunc(func(s *settings) { s.Outlive = tr
 // [Client.Forget] deletes it; otherwise it expires in 15 minutes.
 func ByReference() CallOption { return optionFunc(func(s *settings) { s.keepRef = true }) }
 
-// Admit calls admit with the size in bytes of each result of a call or a batch that came by reference, before
-// it is read. The call, which has run, ends with the error of admit. Calls that share one admit call it concurrently.
+// Admit calls admit with the size in bytes of each result of a call or a batch, and of each item of a stream, that
+// came by reference, before it is read. The call, which has run, or the reading of the stream ends with the error of
+// admit. Calls that share one admit call it concurrently.
 func Admit(admit func(bytes int64) error) CallOption {
 	return optionFunc(func(s *settings) { s.admit = admit })
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -14,13 +15,13 @@ import (
 // Follow yields the items of a stream of the client's session that another caller began, starting
 // at item from: the stored ones, then new ones. It needs neither the tool nor the arguments, and
 // never begins a call. While it reads, the stream has a reader. Leaving the loop, or the end of
-// ctx, leaves the stream as it is; without any reader it ends 10 s later.
+// ctx, leaves the stream as it is; without any reader it ends 10 s later. Of the options [Admit] counts.
 //
 // The errors are those of [Client.Stream], and not_found if no node runs the stream and no chunk
 // of it is stored.
-func (c *Client) Follow(ctx context.Context, rpc subjects.RPCID, from int64) iter.Seq2[Chunk, error] {
+func (c *Client) Follow(ctx context.Context, rpc subjects.RPCID, from int64, options ...CallOption) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
-		s, err := c.settings(ctx, []CallOption{WithRPCID(rpc)}, "")
+		s, err := c.settings(ctx, append(slices.Clip(options), WithRPCID(rpc)), "")
 		if err == nil && from < 1 {
 			err = callerError(toolmesh.CodeInvalidRequest, "the stream is asked for from item %d: items are numbered from 1", from)
 		}

@@ -254,7 +254,7 @@ func (r *reader) yieldAll(ctx context.Context) (done bool, err error) {
 			return true, nil
 		}
 		if c.Ref != nil { // it stays where it is until it expires, as the chunk does
-			if c.Data, err = r.p.c.read(ctx, r.p.s.Session, r.p.Peer().Name(), c.Ref, nil); err != nil {
+			if c.Data, err = r.p.c.read(ctx, r.p.s.Session, r.p.Peer().Name(), c.Ref, r.p.s.admit); err != nil {
 				return true, err
 			}
 		}

@@ -32,7 +32,8 @@ type call struct {
 	trace   codec.Trace
 	changed []string // what the lenient edge changed
 	files   []tool.File
-	report  func(codec.Progress) // receives the call's progress at once; nil for most
+	report  func(codec.Progress)    // receives the call's progress at once; nil for most
+	admit   func(bytes int64) error // admits what comes by reference; nil: all
 }
 
 // callTool answers POST /v1/tools/{id}.
@@ -165,7 +166,7 @@ func timing(r *client.Result) string {
 func (in *call) options() []client.CallOption {
 	return []client.CallOption{
 		client.WithRPCID(in.rpc), client.WithTimeout(in.timeout), client.WithIdempotencyKey(in.key), client.WithTrace(in.trace),
-		client.WithLiveProgress(in.report),
+		client.WithLiveProgress(in.report), client.Admit(in.admit),
 	}
 }
 
@@ -179,7 +180,7 @@ func (in *call) run(ctx context.Context, c *client.Client, l *link, more ...clie
 	return c.Call(ctx, in.tool, in.args, append(in.options(), more...)...)
 }
 
-// bounded returns admit, which admits bytes of results while there is room, and release, which gives them back. A
+// bounded returns admit, which admits bytes of results while there is room, and release, which gives back those so far. A
 // nil link has no bound.
 func (l *link) bounded() (admit func(bytes int64) error, release func()) {
 	if l == nil {
@@ -193,11 +194,11 @@ func (l *link) bounded() (admit func(bytes int64) error, release func()) {
 				held.Add(bytes)
 				return nil
 			case held.Load()+bytes > l.rooms[answerBytes].size:
-				full = refused(toolmesh.CodePayloadTooLarge, "the large results of one request may have %d bytes together: make fewer calls with one, or read a single large result over HTTP", l.rooms[answerBytes].size)
+				full = refused(toolmesh.CodePayloadTooLarge, "the large results of one request may have %d bytes together: make fewer calls with one, or let the tool return a single one, or a file, and read that over HTTP", l.rooms[answerBytes].size)
 			}
 			return toolmesh.AsError(full).WithStarted(toolmesh.StartedYes)
 		}, func() {
-			l.release(answerBytes, held.Load())
+			l.release(answerBytes, held.Swap(0))
 		}
 }
 

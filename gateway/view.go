@@ -337,9 +337,10 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 			return nil, err
 		}
 	}
-	admit, release := v.m.of.bounded()
+	var release func()
+	in.admit, release = v.m.of.bounded()
 	defer release() // after the result is cut
-	value, err := v.run(ctx, q, &in, t, client.Admit(admit))
+	value, err := v.run(ctx, q, &in, t)
 	if err != nil {
 		e := toolmesh.AsError(err)
 		if !toolFailed(e.Code) {
@@ -387,12 +388,12 @@ func toolFailed(code toolmesh.Code) bool {
 }
 
 // run makes the call. A client that asks for progress gets the items of a stream as progress.
-func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, t *catalogTool, admit client.CallOption) (json.RawMessage, error) {
+func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, t *catalogTool) (json.RawMessage, error) {
 	if q.Params.GetProgressToken() == nil || !t.is.Streaming {
 		report, end := reportTo(ctx, q, string(in.tool))
 		defer end()
 		in.report = report
-		result, err := in.run(ctx, v.c, v.m.of, admit)
+		result, err := in.run(ctx, v.c, v.m.of)
 		if err != nil {
 			return nil, err
 		}
