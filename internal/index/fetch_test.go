@@ -69,6 +69,9 @@ func apart(t testing.TB) *Apart {
 		if filepath.Dir(in) != dir || !filepath.IsAbs(argv[0]) {
 			t.Errorf("%q is to run in %s", argv, in)
 		}
+		if slices.ContainsFunc(argv, func(arg string) bool { return strings.Contains(arg, "git://") }) {
+			t.Errorf("every user of this machine can read the way to the repository: %q", argv)
+		}
 		return git{}.here(ctx, in, argv, append(env, "HOME="+in), out)
 	}}
 }
@@ -715,12 +718,13 @@ func TestGitRunsApart(t *testing.T) {
 		a := apart(t)
 		run := a.Run
 		a.Run = func(ctx context.Context, in string, argv, env []string, out io.Writer) (string, error) {
-			for _, arg := range argv {
-				address, ok := strings.CutPrefix(arg, "git://")
+			for _, variable := range env {
+				_, address, ok := strings.Cut(variable, "=url.git://")
 				if !ok {
 					continue
 				}
-				ran = append(ran, arg)
+				ran = append(ran, variable)
+				address = strings.TrimSuffix(address, ".insteadOf")
 				host, token, _ := strings.Cut(address, "/")
 				for _, request := range []string{"git-upload-pack /", "git-upload-pack /" + token + "x", "git-receive-pack /" + token, "git-upload-pack " + repo} {
 					conn, err := net.Dial("tcp", host)
