@@ -762,3 +762,24 @@ func TestGitRunsApart(t *testing.T) {
 		}
 	}
 }
+
+// A helper's password for the host of an ssh repository is of no use to ssh, and none of git's apart.
+func TestPasswordsAreNotForSSH(t *testing.T) {
+	dir := t.TempDir()
+	asked := filepath.Join(dir, "asked")
+	write(t, dir, map[string]string{
+		"ssh*":    "#!/bin/sh\necho 'me@example.invalid: Permission denied (publickey).' >&2\nexit 255\n",
+		"helper*": "#!/bin/sh\necho asked >> " + asked + "\necho username=me\necho password=secret\n",
+	})
+	t.Setenv("GIT_SSH_COMMAND", filepath.Join(dir, "ssh"))
+	t.Setenv("GIT_CONFIG_COUNT", "1")
+	t.Setenv("GIT_CONFIG_KEY_0", "credential.helper")
+	t.Setenv("GIT_CONFIG_VALUE_0", filepath.Join(dir, "helper"))
+	_, err := (git{command: "git"}).fetch(t.Context(), "ssh://me@example.invalid/weather", nil, "main", t.TempDir(), defaultLimits, apart(t))
+	if !isDenied(err) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := os.Stat(asked); err == nil {
+		t.Error("the helper was asked")
+	}
+}
