@@ -137,11 +137,11 @@ func (w *builder) Open(ctx context.Context, b deploy.Build, progress deploy.Prog
 	progress("import", "running", 65)
 	usable, missing := withEnv(b)
 	vars, policies := policiesOf(b)
-	names := functionsOf(b.Manifest, usable)
+	functions, names := functionsOf(b.Manifest, usable)
 	i := &instance{a: w.a, build: b, env: env, warnings: append(notes, w.unwritable(b)...), unavailable: missing, notices: map[string]string{}}
 	i.redactor = sync.OnceValue(func() func(string) string { return w.a.executor.Redactor(secretsOf(b)) })
 	spec := executor.Spec{
-		Name: string(b.Name), Revision: b.Revision, Account: accountOf(b), SourceDir: b.Dir, Env: env, Tools: slices.Sorted(maps.Keys(names)),
+		Name: string(b.Name), Revision: b.Revision, Account: accountOf(b), SourceDir: b.Dir, Env: env, Tools: functions,
 		Vars: vars, Policies: policies, Secrets: secretsOf(b), Paths: paths, Concurrency: b.Manifest.Concurrency, Turns: takesTurns(b), Quarantined: i.quarantined,
 	}
 	if err := i.openCommands(spec, usable); err != nil {

@@ -17,15 +17,19 @@ import (
 // A function that the executor knows as module.function may have another name on the mesh, several,
 // or none; a command has no function. This file maps the names.
 
-// functionsOf returns the tools behind each function, of some tools.
-func functionsOf(m *index.Manifest, names []string) map[string][]string {
-	by := map[string][]string{}
+// functionsOf returns the functions of some tools, in the author's order, in which their modules are
+// imported, and the tools behind each.
+func functionsOf(m *index.Manifest, names []string) (functions []string, by map[string][]string) {
+	by = map[string][]string{}
 	for _, name := range names {
 		if f := m.Tool(name).Function; f != "" {
+			if by[f] == nil {
+				functions = append(functions, f)
+			}
 			by[f] = append(by[f], name)
 		}
 	}
-	return by
+	return functions, by
 }
 
 // missing returns the reason of a failed import and, if it names a declared variable without a

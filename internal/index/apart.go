@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/toolmesh/toolmesh"
@@ -46,9 +47,12 @@ func (g git) remote(ctx context.Context, apart *Apart, store, location string, l
 		return g, "", nil, unreachable(location, err)
 	}
 	if parsed != nil || u.Scheme != "http" && u.Scheme != "https" {
-		g.passage, err = g.openPassage(ctx, strings.TrimSpace(string(out)))
+		if g.passage, err = g.openPassage(ctx, strings.TrimSpace(string(out))); err != nil {
+			return g, "", nil, err
+		}
 		g.apart, g.protocols = apart, "git"
-		return g, location, login, err
+		g.settings = append(slices.Clip(g.settings), [2]string{"url." + g.passage.address + ".insteadOf", passageName})
+		return g, location, login, nil
 	}
 	if user := u.User; user != nil {
 		u.User = nil

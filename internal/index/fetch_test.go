@@ -69,6 +69,9 @@ func apart(t testing.TB) *Apart {
 		if filepath.Dir(in) != dir || !filepath.IsAbs(argv[0]) {
 			t.Errorf("%q is to run in %s", argv, in)
 		}
+		if slices.ContainsFunc(argv, func(arg string) bool { return strings.Contains(arg, "git://") }) {
+			t.Errorf("every user of this machine can read the way to the repository: %q", argv)
+		}
 		return git{}.here(ctx, in, argv, append(env, "HOME="+in), out)
 	}}
 }
@@ -715,12 +718,13 @@ func TestGitRunsApart(t *testing.T) {
 		a := apart(t)
 		run := a.Run
 		a.Run = func(ctx context.Context, in string, argv, env []string, out io.Writer) (string, error) {
-			for _, arg := range argv {
-				address, ok := strings.CutPrefix(arg, "git://")
+			for _, variable := range env {
+				_, address, ok := strings.Cut(variable, "=url.git://")
 				if !ok {
 					continue
 				}
-				ran = append(ran, arg)
+				ran = append(ran, variable)
+				address = strings.TrimSuffix(address, ".insteadOf")
 				host, token, _ := strings.Cut(address, "/")
 				for _, request := range []string{"git-upload-pack /", "git-upload-pack /" + token + "x", "git-receive-pack /" + token, "git-upload-pack " + repo} {
 					conn, err := net.Dial("tcp", host)
@@ -756,5 +760,26 @@ func TestGitRunsApart(t *testing.T) {
 			!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "git://") || !strings.Contains(err.Error(), location) {
 			t.Errorf("%s: %v", location, err)
 		}
+	}
+}
+
+// A helper's password for the host of an ssh repository is of no use to ssh, and none of git's apart.
+func TestPasswordsAreNotForSSH(t *testing.T) {
+	dir := t.TempDir()
+	asked := filepath.Join(dir, "asked")
+	write(t, dir, map[string]string{
+		"ssh*":    "#!/bin/sh\necho 'me@example.invalid: Permission denied (publickey).' >&2\nexit 255\n",
+		"helper*": "#!/bin/sh\necho asked >> " + asked + "\necho username=me\necho password=secret\n",
+	})
+	t.Setenv("GIT_SSH_COMMAND", filepath.Join(dir, "ssh"))
+	t.Setenv("GIT_CONFIG_COUNT", "1")
+	t.Setenv("GIT_CONFIG_KEY_0", "credential.helper")
+	t.Setenv("GIT_CONFIG_VALUE_0", filepath.Join(dir, "helper"))
+	_, err := (git{command: "git"}).fetch(t.Context(), "ssh://me@example.invalid/weather", nil, "main", t.TempDir(), defaultLimits, apart(t))
+	if !isDenied(err) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := os.Stat(asked); err == nil {
+		t.Error("the helper was asked")
 	}
 }

@@ -301,7 +301,7 @@ func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, re
 	}
 	defer remote.passage.close()
 	refs, err := remote.refs(ctx, store, location, header)
-	if remote.apart != nil && isDenied(err) {
+	if remote.apart != nil && remote.passage == nil && isDenied(err) {
 		if login := g.credentials(ctx, location, remote.user); login != nil {
 			header = newLoginHeader(location, login)
 			refs, err = remote.refs(ctx, store, location, header)

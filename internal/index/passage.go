@@ -74,12 +74,15 @@ func (g git) openPassage(ctx context.Context, location string) (*passage, error)
 	return p, nil
 }
 
-// or returns the address of the passage; location without one.
+// passageName stands for the address of a passage: every user of this machine reads what git is called with.
+const passageName = "passage://repository"
+
+// or returns the name of the passage; location without one.
 func (p *passage) or(location string) string {
 	if p == nil {
 		return location
 	}
-	return p.address
+	return passageName
 }
 
 func (p *passage) close() {

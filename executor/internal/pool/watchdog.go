@@ -259,9 +259,9 @@ func (s *state) endOutgrown(w *worker, h frame.Header, j *job) bool {
 func (s *state) stopFor(w *worker, fails func(name string) *toolmesh.Error) {
 	for _, j := range w.running() {
 		if j.breach.Load() == nil {
-			j.breach.Store(fails(j.Tool))
+			j.breach.Store(fails(j.Tool)) // nil if the counters cannot be read again
 		}
-		if !w.stopping {
+		if !w.stopping && j.breach.Load() != nil {
 			w.warn(j)
 		}
 	}

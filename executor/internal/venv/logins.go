@@ -124,7 +124,7 @@ func (l logins) files(dir string, environ []string) (env []string, err error) {
 	for _, file := range []struct{ variable, name, text string }{
 		{"NETRC", "netrc", netrc.String()}, {"UV_CONFIG_FILE", "uv.toml", ""}, {"GIT_CONFIG_VALUE_0", "gitconfig", git.String()},
 	} {
-		if own := lookup(environ, file.variable); own != "" {
+		if own := lookup(environ, file.variable); own != "" && file.name != "gitconfig" { // git's is a value, not a file
 			data, err := os.ReadFile(own) //nolint:gosec // of the operator
 			if err != nil {
 				return nil, failed(err, "", "the file that %s names cannot be read", file.variable)

@@ -128,3 +128,10 @@ func TestHashesOfALock(t *testing.T) {
 		t.Error("a lock is changed without a reason")
 	}
 }
+
+func TestGitSettingsOfTheAgentAreNoFiles(t *testing.T) {
+	environ := []string{"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*"}
+	if env, err := logins(nil).files(t.TempDir(), environ); env != nil || err != nil {
+		t.Errorf("got %q, %v; want nothing", env, err)
+	}
+}
