@@ -48,14 +48,14 @@ func (c *Client) put(ctx context.Context, r io.ReadSeeker, size int64) (tool.Fil
 }
 
 // ReadBytes returns the bytes of a file of the client's session; the file stays in the mesh until
-// it expires. The error is not_found for a file that has expired, was altered, or belongs to
-// another session.
-func (c *Client) ReadBytes(ctx context.Context, f tool.File) ([]byte, error) {
+// it expires. admit is as for [Admit], or nil. The error is not_found for a file that has expired, was altered, or
+// belongs to another session.
+func (c *Client) ReadBytes(ctx context.Context, f tool.File, admit func(bytes int64) error) ([]byte, error) {
 	ref := &codec.Ref{Name: f.Ref, Digest: f.Digest}
 	_, err := ref.Payload(c.session)
 	var data []byte
 	if err == nil {
-		data, err = payloads.GetBytes(ctx, c.bus, c.session, "", ref)
+		data, err = c.read(ctx, c.session, "", ref, admit)
 	}
 	switch {
 	case err != nil && ctx.Err() != nil:

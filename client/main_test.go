@@ -194,7 +194,7 @@ func (d *tools) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *node {
 	}
 	testmesh.Start(t, h)
 	if nc.IsConnected() {
-		meshtest.Until(t, "the node has joined", func() bool { return h.Figures().Joined })
+		meshtest.Until(t, "the node has joined", func() bool { return h.Unready() == nil })
 	}
 	return &node{h, nc}
 }

@@ -2,6 +2,7 @@ package codec
 
 import (
 	"bytes"
+	"cmp"
 	"math"
 	"strconv"
 
@@ -101,21 +102,15 @@ func ParseReplay(h Header, body []byte) (ReplayRequest, *toolmesh.Error) {
 		FromSeq  wholeNumber `json:"from_seq"`
 		MaxBytes wholeNumber `json:"max_bytes"`
 	}
-	r := ReplayRequest{MaxBytes: DefaultReplayBytes}
-	if err := ParseBody(h, body, &wire); err != nil {
-		return r, refused(err)
+	switch err := ParseBody(h, body, &wire); {
+	case err != nil:
+		return ReplayRequest{}, refused(err)
+	case wire.FromSeq.n < 1:
+		return ReplayRequest{}, refused(invalid("from_seq is %s: it is a whole number from 1 on", wire.FromSeq))
+	case wire.MaxBytes.n < 0:
+		return ReplayRequest{}, refused(invalid("max_bytes is %s: it is a whole number of bytes", wire.MaxBytes))
 	}
-	if wire.FromSeq.n < 1 {
-		return r, refused(invalid("from_seq is %s: it is a whole number from 1 on", wire.FromSeq))
-	}
-	r.FromSeq = wire.FromSeq.n
-	if wire.MaxBytes.n < 0 {
-		return r, refused(invalid("max_bytes is %s: it is a whole number of bytes", wire.MaxBytes))
-	}
-	if wire.MaxBytes.n > 0 {
-		r.MaxBytes = wire.MaxBytes.n
-	}
-	return r, nil
+	return ReplayRequest{FromSeq: wire.FromSeq.n, MaxBytes: cmp.Or(wire.MaxBytes.n, DefaultReplayBytes)}, nil
 }
 
 // wholeNumber is a number of a request: -1 for another value, such as a text of digits, 0 for an

@@ -99,13 +99,17 @@ func ReadRequest(s subjects.Subject, h Header, body []byte) (*Request, *toolmesh
 	r := &Request{Call: Call{Session: s.Session, Tool: s.Tool}, body: body}
 	var err error
 	enveloped := false
-	if !h.hasMesh() && r.content(h.Get(HeaderContentType), h.Get(HeaderContentEncoding)) == nil {
-		enveloped, err = r.tryEnvelope()
+	if !h.hasMesh() {
+		if r.content(h.Get(HeaderContentType), h.Get(HeaderContentEncoding)) == nil {
+			enveloped, err = r.tryEnvelope()
+		}
+		if !enveloped {
+			*r = Request{Call: Call{Session: s.Session, Tool: s.Tool}, body: body}
+		}
 	}
 	if enveloped {
 		r.zstd = acceptsZstd(h.Get(HeaderAcceptEncoding))
 	} else {
-		*r = Request{Call: Call{Session: s.Session, Tool: s.Tool}, body: body}
 		err = r.parsePlain(h, body)
 	}
 	if err != nil {

@@ -6,11 +6,10 @@ import (
 	"log/slog"
 	"math"
 	"slices"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
-	"golang.org/x/sync/singleflight"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -22,7 +21,7 @@ import (
 )
 
 const (
-	// staleMost is the max age of a list that serves a call while a newer list is read.
+	// staleMost is the max age of a list that serves calls.
 	staleMost = time.Minute
 	// describePage is how many descriptions one request asks for: a busy registry answers that many in time.
 	describePage = 100
@@ -30,14 +29,20 @@ const (
 
 // catalog is the tools of one session. Each view of a token selects from it.
 type catalog struct {
-	m       *mcpLink
-	c       *client.Client
-	reading singleflight.Group               // of one key: one goroutine at a time asks the mesh
-	known   map[subjects.ToolID]*catalogTool // as last described; only the reading goroutine uses it
+	m    *mcpLink
+	c    *client.Client
+	last atomic.Pointer[reading] // that succeeded; nil before the first
 
-	mu    sync.Mutex
-	tools *catalogTools // of the last reading
-	at    time.Time     // start of the last reading
+	turn  chan struct{}                    // capacity 1: held by the one that reads, and guards the rest
+	known map[subjects.ToolID]*catalogTool // as last described
+	begun time.Time                        // when the newest reading began
+	err   error                            // of the newest reading
+}
+
+// reading is the result of one reading.
+type reading struct {
+	tools *catalogTools
+	begun time.Time
 }
 
 // catalogTools are tools in the order of their ids. The list is immutable.
@@ -63,66 +68,58 @@ func (m *mcpLink) catalog(c *client.Client) *catalog {
 			return v.catalog
 		}
 	}
-	return &catalog{m: m, c: c, known: make(map[subjects.ToolID]*catalogTool)}
+	return &catalog{m: m, c: c, turn: make(chan struct{}, 1), known: make(map[subjects.ToolID]*catalogTool)}
 }
 
-// read starts to read the tools, or joins the reading that runs.
-func (k *catalog) read() <-chan singleflight.Result {
-	return k.reading.DoChan("", func() (any, error) {
-		begun := time.Now()
-		before, _ := k.last()
-		tools, err := k.load(k.m.ctx, before)
-		if err == nil {
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			k.tools, k.at = tools, begun
-		}
-		return begun, err
-	})
-}
-
-// last returns the tools of the last reading, nil before the first, and their age.
-func (k *catalog) last() (*catalogTools, time.Duration) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.tools, time.Since(k.at)
-}
-
-// get returns the tools of a reading that began at most age ago; age 0 starts a new reading.
+// get returns the tools of a reading that began at most age ago; age 0 reads them anew. Concurrent callers share a
+// reading, and its error.
 func (k *catalog) get(ctx context.Context, age time.Duration) (*catalogTools, error) {
-	for asked := time.Now(); ; {
-		if tools, old := k.last(); tools != nil && old < age+time.Since(asked) {
-			return tools, nil
-		}
+	asked := time.Now()
+	young := func() bool {
+		last := k.last.Load()
+		return last != nil && asked.Sub(last.begun) < age
+	}
+	if !young() {
 		select {
-		case r := <-k.read():
-			if begun, _ := r.Val.(time.Time); r.Err != nil && !begun.Before(asked) {
-				return nil, r.Err
-			}
+		case k.turn <- struct{}{}:
+			defer func() { <-k.turn }()
 		case <-ctx.Done():
 			return nil, toolmesh.AsError(context.Cause(ctx))
 		}
+		if !young() && k.begun.Before(asked) {
+			now := &reading{begun: time.Now()}
+			k.begun = now.begun
+			if now.tools, k.err = k.load(k.m.ctx); k.err == nil {
+				k.last.Store(now)
+			}
+		}
+		if !young() && k.err != nil {
+			return nil, k.err
+		}
 	}
+	return k.last.Load().tools, nil
 }
 
-// atHand returns the tools for a call. It does not wait for a newer list: the mesh itself refuses removed tools.
+// atHand returns the tools for a call. It does not wait for a list that another one reads: the mesh itself refuses
+// removed tools.
 func (k *catalog) atHand(ctx context.Context) (*catalogTools, error) {
-	tools, old := k.last()
-	if tools != nil && old > viewFresh {
-		k.read()
+	last := k.last.Load()
+	if last != nil && time.Since(last.begun) < staleMost {
+		return last.tools, nil
 	}
-	if tools != nil && old < staleMost {
-		return tools, nil
+	tools, err := k.get(ctx, viewFresh)
+	if err != nil && last != nil {
+		return last.tools, nil
 	}
-	now, err := k.get(ctx, staleMost)
-	if err != nil && tools != nil {
-		return tools, nil
-	}
-	return now, err
+	return tools, err
 }
 
-// load reads the tools. It returns before if nothing has changed.
-func (k *catalog) load(ctx context.Context, before *catalogTools) (*catalogTools, error) {
+// load reads the tools. It returns those of the last reading if nothing has changed.
+func (k *catalog) load(ctx context.Context) (*catalogTools, error) {
+	var before *catalogTools
+	if last := k.last.Load(); last != nil {
+		before = last.tools
+	}
 	var state registry.ListAnswer
 	if err := k.c.Ask(ctx, registry.VerbList, registry.Request{Limit: 1, ETag: true}, &state); err != nil {
 		return nil, err

@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -32,7 +33,7 @@ const (
 	// refusedFor is how long the broker must keep refusing a key before its link counts as revoked: a starting
 	// broker may not know the sessions' keys yet.
 	refusedFor = time.Second
-	// keyEvery is how often a link checks that the mesh still knows its key.
+	// keyEvery is how often a link checks that the mesh still knows its key, and that it is in use.
 	keyEvery = time.Second
 )
 
@@ -68,7 +69,6 @@ type link struct {
 	// Guarded by links.mu.
 	connected bool // counted in links.connected
 	uses      int
-	idle      *time.Timer
 	since     time.Time // when it was last used
 }
 
@@ -164,10 +164,6 @@ func (ls *links) join(ctx context.Context, t token, named subjects.SessionID) (*
 		}
 	}
 	l.uses++
-	if l.idle != nil {
-		l.idle.Stop()
-		l.idle = nil
-	}
 	ls.mu.Unlock()
 	select {
 	case <-l.made:
@@ -236,9 +232,6 @@ func (ls *links) drop(l *link, why error) {
 			ls.connected--
 		}
 	}
-	if l.idle != nil {
-		l.idle.Stop()
-	}
 	l.end(why)
 }
 
@@ -247,16 +240,6 @@ func (ls *links) release(l *link) {
 	defer ls.mu.Unlock()
 	l.uses--
 	l.since = time.Now()
-	if l.uses > 0 || ls.all[l.digest] != l {
-		return
-	}
-	l.idle = time.AfterFunc(ls.g.opts.Idle, func() {
-		ls.mu.Lock()
-		defer ls.mu.Unlock()
-		if l.uses == 0 {
-			ls.drop(l, errStopping)
-		}
-	})
 }
 
 func (ls *links) close() {
@@ -327,25 +310,21 @@ func (ls *links) count(l *link, err error) error {
 	return nil
 }
 
-// follow returns when the link ends. It ends the link once its key is unknown: a broker that is not the mesh's own
-// lets a connection outlive its key.
+// follow returns when the link ends. It ends the link once it is idle, or once its key is unknown: a broker that is
+// not the mesh's own lets a connection outlive its key.
 func (l *link) follow() {
-	if l.public == "" || !l.known {
-		<-l.ctx.Done()
-		return
-	}
-	ticker := time.NewTicker(keyEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-l.ctx.Done():
-			return
-		case <-ticker.C:
+	ls := &l.g.links
+	for wake.After(l.ctx, min(keyEvery, max(ls.g.opts.Idle, time.Millisecond))) {
+		if l.public != "" && l.known {
+			if _, known := l.g.opts.KeyOf(l.public); !known {
+				l.revoke()
+			}
 		}
-		if _, known := l.g.opts.KeyOf(l.public); !known {
-			l.revoke()
-			return
+		ls.mu.Lock()
+		if l.uses == 0 && time.Since(l.since) > ls.g.opts.Idle {
+			ls.drop(l, errStopping)
 		}
+		ls.mu.Unlock()
 	}
 }
 

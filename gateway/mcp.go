@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
-	"strconv"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -30,22 +33,19 @@ const (
 	lookEvery = 500 * time.Millisecond
 )
 
-// mcpLink is the MCP state of one token. Each token has its own handlers, so a legacy session's id is worth nothing
+// mcpLink is the MCP state of one token. Each view of a token has its own handlers, so a legacy session's id is worth nothing
 // with another token.
 type mcpLink struct {
-	of        *link
-	sessions  http.Handler // of revisions with sessions
-	stateless http.Handler
-	opts      *Options
-	ctx       context.Context         // for checks and readings
-	stop      context.CancelCauseFunc // nil until the first request
-	looking   sync.WaitGroup
+	of      *link
+	opts    *Options
+	ctx     context.Context         // for checks and readings
+	stop    context.CancelCauseFunc // nil until the first request
+	looking sync.WaitGroup
 
 	mu      sync.Mutex
 	closed  bool
 	views   map[viewKey]*view
 	visits  map[string]*visit
-	count   uint64               // visits so far
 	lastUse map[string]time.Time // by legacy session
 }
 
@@ -62,9 +62,6 @@ type visit struct {
 // visitHeader links calls to their request: the SDK passes them its headers, but not the context of a legacy
 // session.
 const visitHeader = "Toolmesh-Visit"
-
-// viewOf is the key of the context's view.
-type viewOf struct{}
 
 // mcp handles /mcp and /mcp/{session}: POST of 2026-07-28 without a session, and POST, GET and DELETE of the
 // earlier revisions.
@@ -108,18 +105,18 @@ func (q *request) mcp() (any, error) {
 	}
 	defer func() { m.leave(p, cmp.Or(p.session, w.Header().Get("Mcp-Session-Id"))) }()
 	r.Header.Set(visitHeader, p.id)
-	r = r.WithContext(context.WithValue(p.ctx, viewOf{}, p.view))
+	r = r.WithContext(p.ctx)
 	if isModern(r) {
 		if r.Header.Get("Mcp-Method") == "tools/call" {
 			_, _ = p.view.tools(p.ctx, viewFresh) // the SDK compares headers with tools that it knows; the call itself reports an error
 		}
-		m.stateless.ServeHTTP(w, r)
+		p.view.stateless.ServeHTTP(w, r)
 		return nil, nil
 	}
 	if r.Method == http.MethodDelete && p.session != "" { // requests without a session belong to others
 		m.cancel(p.session) // the SDK waits for the session's calls
 	}
-	m.sessions.ServeHTTP(w, r)
+	p.view.sessions.ServeHTTP(w, r)
 	return nil, nil
 }
 
@@ -163,19 +160,10 @@ func endsWith(ctx, other context.Context) (context.Context, context.CancelCauseF
 	return ctx, func(why error) { stop(); cancel(why) }
 }
 
-// begin makes the handlers at a token's first MCP request; m.mu is held.
+// begin starts to look for changes at a token's first MCP request; m.mu is held.
 func (m *mcpLink) begin(opts *Options) {
 	m.opts, m.lastUse = opts, make(map[string]time.Time)
 	m.views, m.visits = make(map[viewKey]*view), make(map[string]*visit)
-	serverOf := func(r *http.Request) *mcp.Server {
-		v, _ := r.Context().Value(viewOf{}).(*view)
-		return v.server
-	}
-	// The gateway has checked Host and Origin.
-	o := mcp.StreamableHTTPOptions{DisableLocalhostProtection: true, MaxRequestBodyBytes: opts.MaxBody, Logger: opts.Logger}
-	m.sessions = mcp.NewStreamableHTTPHandler(serverOf, &o)
-	o.Stateless, o.PropagateRequestCancellation = true, true
-	m.stateless = mcp.NewStreamableHTTPHandler(serverOf, &o)
 	m.ctx, m.stop = context.WithCancelCause(context.Background())
 	m.looking.Go(m.look)
 }
@@ -208,8 +196,7 @@ func (m *mcpLink) enter(opts *Options, key viewKey, c *client.Client, p *visit) 
 		p.view = newView(key, c, m)
 		m.views[key] = p.view
 	}
-	m.count++
-	p.id = strconv.FormatUint(m.count, 10)
+	p.id = rand.Text()
 	m.visits[p.id] = p
 	return nil
 }
@@ -262,23 +249,17 @@ func (m *mcpLink) expire() {
 
 // look notifies clients when the tools of their view have changed.
 func (m *mcpLink) look() {
-	for took := time.Duration(0); ; {
-		select {
-		case <-m.ctx.Done():
-			return
-		case <-time.After(max(lookEvery, took)):
-		}
+	for took := time.Duration(0); wake.After(m.ctx, max(lookEvery, took)); {
 		begun := time.Now()
 		m.expire()
-		var looks sync.WaitGroup
 		m.mu.Lock()
-		for _, v := range m.views {
+		views := slices.Collect(maps.Values(m.views))
+		m.mu.Unlock()
+		for _, v := range views {
 			if v.used() {
-				looks.Go(func() { _, _ = v.tools(m.ctx, lookEvery/2) }) // it notifies the clients; views of a session share a reading
+				_, _ = v.tools(m.ctx, lookEvery/2) // it notifies the clients; views of a session share a reading
 			}
 		}
-		m.mu.Unlock()
-		looks.Wait()
 		took = time.Since(begun)
 	}
 }

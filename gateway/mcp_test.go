@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -496,6 +497,32 @@ func TestMCPLargeResults(t *testing.T) {
 			t.Errorf("%s: another session reads the result", version)
 		} else {
 			_ = c.Close()
+		}
+	}
+}
+
+// A link may name any object of its session, also one that is larger than what the gateway holds for a token.
+func TestMCPReadsNoLargeObject(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(o *gateway.Options) { o.MaxBody = 1 << 16 }) // so large answers have 512 KiB
+	c, err := client.NewOn(testmesh.Bus(t, r.AsSession(t, "mine"), nil), &client.Options{Session: "mine"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	s := r.connect(t, "/mcp", "2025-11-25", nil)
+	for size, want := range map[int]string{1 << 10: "", 1 << 20: "bytes together"} {
+		file, err := c.PutBytes(t.Context(), bytes.Repeat([]byte("x"), size))
+		if err != nil {
+			t.Fatal(err)
+		}
+		uri := "mesh://results/" + base64.RawURLEncoding.EncodeToString([]byte(file.Ref+"\n"+file.Digest+"\ntext/plain"))
+		got, err := s.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri})
+		switch {
+		case want == "" && (err != nil || len(got.Contents[0].Text) != size):
+			t.Errorf("%d bytes: %v", size, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("%d bytes: %v, want an error with %q", size, err, want)
 		}
 	}
 }

@@ -3,7 +3,9 @@ package gateway
 import (
 	"bytes"
 	"cmp"
+	_ "embed" // the document
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -19,7 +21,10 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-const dialect = "https://json-schema.org/draft/2020-12/schema"
+// document is the OpenAPI document without tools and without the answers to failures.
+//
+//go:embed openapi.json
+var document []byte
 
 // openAPI handles GET /openapi.json: one operation for each served tool, with its schemas.
 func (q *request) openAPI() (any, error) {
@@ -43,37 +48,32 @@ func (q *request) openAPI() (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	paths := make(object, len(all))
-	schemas, failed := object{"Problem": json.RawMessage(problemSchema)}, make(object)
-	for status := range responses() {
-		failed[status] = object{"$ref": "#/components/responses/" + status}
+	var doc struct {
+		Info       object            `json:"info"`
+		Components map[string]object `json:"components"`
 	}
+	paths, rest := make(object, len(all)), make(object)
+	if err := errors.Join(json.Unmarshal(document, &rest), json.Unmarshal(document, &doc)); err != nil {
+		return nil, err
+	}
+	doc.Info["version"] = q.g.opts.Version
+	addFailures(doc.Components["responses"])
+	rest["info"], rest["components"], rest["paths"] = doc.Info, doc.Components, paths
 	for _, raw := range all {
 		d, err := inventory.DescriptorOf(raw)
 		if err != nil {
 			return nil, err
 		}
 		if len(d.InputSchema) > 0 { // empty if it was removed meanwhile
-			paths["/v1/tools/"+url.PathEscape(string(d.ID))] = object{"post": operation(d, schemas, failed)}
+			paths["/v1/tools/"+url.PathEscape(string(d.ID))] = object{"post": operation(d, doc.Components)}
 		}
 	}
-	return tagged(object{
-		"openapi": "3.1.0", "jsonSchemaDialect": dialect,
-		"info": object{
-			"title": "Tools of a mesh", "version": q.g.opts.Version,
-			"description": "Each operation calls a tool. The body is the tool's arguments, the answer its result.",
-			"license":     object{"name": "that of each tool", "url": "urn:toolmesh:license"},
-		},
-		"servers": []object{{"url": "/"}}, "security": []object{{}, {"token": []string{}}}, "paths": paths,
-		"components": object{
-			"schemas": schemas, "parameters": parameters, "responses": responses(),
-			"securitySchemes": object{"token": object{"type": "http", "scheme": "bearer", "description": "a key of the mesh"}},
-		},
-	})
+	return tagged(rest)
 }
 
-// operation is the call of a tool with its responses. It adds shared parts of its schemas to schemas.
-func operation(d *tool.Descriptor, schemas, failed object) object {
+// operation is the call of a tool. It adds shared parts of its schemas to the components of the document.
+func operation(d *tool.Descriptor, components map[string]object) object {
+	schemas := components["schemas"]
 	name := tool.ProviderName(d.ID)
 	result := json.RawMessage("{}")
 	if len(d.OutputSchema) > 0 {
@@ -94,12 +94,18 @@ func operation(d *tool.Descriptor, schemas, failed object) object {
 	if bytes.Contains(d.InputSchema, []byte(`"`+tool.FileFormat+`"`)) {
 		bodies["multipart/form-data"] = object{"schema": object{"type": "object", "description": "a part for each argument: a file's bytes, or JSON"}}
 	}
-	answers := maps.Clone(failed)
-	answers["200"] = object{"description": "the result", "content": results}
+	answers := object{"200": object{"description": "the result", "content": results}}
+	for status := range components["responses"] {
+		answers[status] = object{"$ref": "#/components/responses/" + status}
+	}
+	var parameters []object
+	for _, name := range slices.Sorted(maps.Keys(components["parameters"])) {
+		parameters = append(parameters, object{"$ref": "#/components/parameters/" + name})
+	}
 	return object{
 		"operationId": name, "summary": cmp.Or(firstLine(d.Description), string(d.ID)), "description": d.Description,
 		"requestBody": object{"content": bodies, "required": needsArguments(d.InputSchema)},
-		"parameters":  references("parameters", "key", "timeout", "session", "prefer"),
+		"parameters":  parameters,
 		"responses":   answers,
 	}
 }
@@ -117,31 +123,8 @@ func firstLine(text string) string {
 	return line
 }
 
-func references(kind string, names ...string) (all []object) {
-	for _, name := range names {
-		all = append(all, object{"$ref": "#/components/" + kind + "/" + name})
-	}
-	return all
-}
-
-var parameters = object{
-	"key":     header("Idempotency-Key", "the call runs once in the session for a day", object{"type": "string", "minLength": 1, "maxLength": 512, "pattern": "^[!-~]+$"}),
-	"timeout": header("Mesh-Timeout", "the time that the call may take", object{"type": "string", "pattern": "^[1-9][0-9]{0,3}[sm]$"}),
-	"session": header("Mesh-Session", "the session: the token's own one, or any one for an administrator", object{"type": "string", "minLength": 1, "maxLength": 128}),
-	"prefer":  header("Prefer", "respond-async has the answer be a durable task", object{"type": "string", "enum": []string{"respond-async"}}),
-}
-
-func header(name, description string, schema object) object {
-	return object{"name": name, "in": "header", "required": false, "description": description, "schema": schema}
-}
-
-const problemSchema = `{"type":"object","required":["type","title","status"],"properties":{"type":{"type":"string"},"title":{"type":"string"},` +
-	`"status":{"type":"integer"},"detail":{"type":"string"},"code":{"type":"string"},"rpc_id":{"type":"string"},"started":{"type":["boolean","string"]},` +
-	`"errors":{"type":"array","items":{"type":"object","properties":{"pointer":{"type":"string"},"expected":{},"got":{},"message":{"type":"string"}}}},"nearest":{"type":"array","items":{"type":"string"}},` +
-	`"exception":{"type":"object","properties":{"type":{"type":"string"},"message":{"type":"string"},"stacktrace":{"type":"string"}}}}}`
-
-// responses are the error responses of a call, by status.
-func responses() object {
+// addFailures adds the error responses of a call, by status.
+func addFailures(all object) {
 	texts := map[int][]string{
 		http.StatusUnauthorized: {string(codeUnauthenticated)}, http.StatusMethodNotAllowed: {string(toolmesh.CodeInvalidRequest)},
 		http.StatusUnsupportedMediaType: {string(toolmesh.CodeInvalidRequest)}, http.StatusRequestHeaderFieldsTooLarge: {"headers that are too large, as text"},
@@ -149,17 +132,11 @@ func responses() object {
 	for _, code := range toolmesh.Codes() {
 		texts[code.Number()] = append(texts[code.Number()], string(code))
 	}
-	all := object{"202": object{
-		"description": "the call is a durable task",
-		"headers":     object{"Location": object{"description": "where the task is", "schema": object{"type": "string"}}},
-		"content":     object{"application/json": object{"schema": object{"type": "object", "properties": object{"id": object{"type": "string"}}}}},
-	}}
 	for status, codes := range texts {
 		slices.Sort(codes)
 		problem := object{"schema": object{"$ref": "#/components/schemas/Problem"}}
 		all[strconv.Itoa(status)] = object{"description": strings.Join(codes, ", "), "content": object{"application/problem+json": problem}}
 	}
-	return all
 }
 
 // placed returns a schema for the document. A schema with references to its own parts moves to schemas, under a

@@ -10,58 +10,48 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 )
 
-// reporter reports the progress of a call to an MCP client. A slow reader gets the latest report only, so no report
-// blocks the link.
+// reporter reports the progress of a call to an MCP client.
 type reporter struct {
 	ctx   context.Context
 	to    *mcp.ServerSession
 	token any // nil: the client asked for no progress, but may have asked for log messages
 	tool  string
-	told  sync.WaitGroup
-
-	mu     sync.Mutex
-	latest *codec.Progress // to be sent; nil for none
-	over   bool
-
-	telling sync.Mutex      // guards the rest
-	said    *codec.Progress // sent last; keepalives repeat it
-	at      float64         // sent last; it increases
-	total   float64         // 1 once a fraction is known, else 0
+	said  *codec.Progress // sent last; keepalives repeat it
+	at    float64         // sent last; it increases
+	total float64         // 1 once a fraction is known, else 0
 }
 
-func newReporter(ctx context.Context, q *mcp.CallToolRequest, tool string) *reporter {
-	return &reporter{ctx: ctx, to: q.Session, token: q.Params.GetProgressToken(), tool: tool}
-}
-
-// report takes a report of the tool without blocking.
-func (r *reporter) report(p codec.Progress) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.over {
-		return
+// reportTo returns report, which takes the reports of a tool and does not block, and end, which waits until the last
+// one is sent: later ones are ignored. A slow reader gets the latest report only.
+func reportTo(ctx context.Context, q *mcp.CallToolRequest, tool string) (report func(codec.Progress), end func()) {
+	r := &reporter{ctx: ctx, to: q.Session, token: q.Params.GetProgressToken(), tool: tool}
+	latest, over := make(chan codec.Progress, 1), make(chan struct{})
+	var telling sync.WaitGroup
+	telling.Go(func() {
+		for open := true; open; {
+			select {
+			case p := <-latest:
+				r.tell(p)
+			case <-over:
+				open = false
+			}
+		}
+		select {
+		case p := <-latest:
+			r.tell(p)
+		default:
+		}
+	})
+	report = func(p codec.Progress) {
+		for {
+			select {
+			case latest <- p:
+				return
+			case <-latest:
+			}
+		}
 	}
-	if r.latest == nil {
-		r.told.Go(r.tellLatest)
-	}
-	r.latest = &p
-}
-
-func (r *reporter) tellLatest() {
-	r.telling.Lock()
-	defer r.telling.Unlock()
-	r.mu.Lock()
-	p := *r.latest
-	r.latest = nil
-	r.mu.Unlock()
-	r.tell(p)
-}
-
-// end waits until the last report is sent and ignores later ones.
-func (r *reporter) end() {
-	r.mu.Lock()
-	r.over = true
-	r.mu.Unlock()
-	r.told.Wait()
+	return report, func() { close(over); telling.Wait() }
 }
 
 // tell sends a report as progress, and its text as a log message to a client that has set a level.

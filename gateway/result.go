@@ -177,7 +177,9 @@ func (v *view) readResult(ctx context.Context, q *mcp.ReadResourceRequest) (*mcp
 	if err != nil || len(parts) != 3 || !utf8.Valid(id) {
 		return nil, mcp.ResourceNotFoundError(q.Params.URI)
 	}
-	text, err := v.c.ReadBytes(ctx, tool.File{Ref: parts[0], Digest: parts[1]})
+	admit, release := v.m.of.bounded() // it may be any object of the session
+	defer release()
+	text, err := v.c.ReadBytes(ctx, tool.File{Ref: parts[0], Digest: parts[1]}, admit)
 	switch {
 	case toolmesh.CodeOf(err) == toolmesh.CodeNotFound:
 		return nil, mcp.ResourceNotFoundError(q.Params.URI)
@@ -251,18 +253,33 @@ func contentBlocks(value json.RawMessage) []mcp.Content {
 // mostBlocks is the max number of blocks of a result: the SDK takes a kilobyte for each.
 const mostBlocks = 1000
 
+// asideMost is the max bytes of a block's _meta, annotations and icons: the SDK reads them into many times their size.
+const asideMost = 64 << 10
+
 // likeBlocks reports whether all items of a list look like content blocks. It holds one item at a time.
 func likeBlocks(list []byte) bool {
 	d := json.NewDecoder(bytes.NewReader(list))
+	d.DisallowUnknownFields() // the SDK would read them first
 	_, err := d.Token()
 	for n := 0; err == nil && d.More(); n++ {
 		var one struct {
-			Type, URI, Name string
-			Resource        *struct{}
+			Type, Text, Data, URI, Name, Title, Description, MIMEType string
+
+			Size               *int64
+			Annotations, Icons json.RawMessage
+			Meta               json.RawMessage `json:"_meta"`
+			Resource           *struct {
+				URI, MIMEType, Text, Blob string
+				Meta                      json.RawMessage `json:"_meta"`
+			}
 		}
 		err = d.Decode(&one)
+		aside := len(one.Annotations) + len(one.Icons) + len(one.Meta)
+		if one.Resource != nil {
+			aside += len(one.Resource.Meta)
+		}
 		whole := map[string]bool{"text": true, "image": true, "audio": true, "resource": one.Resource != nil, "resource_link": one.URI != "" && one.Name != ""}
-		if n == mostBlocks || !whole[one.Type] {
+		if n == mostBlocks || aside > asideMost || !whole[one.Type] {
 			return false
 		}
 	}

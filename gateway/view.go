@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -56,6 +57,9 @@ type view struct {
 	server  *mcp.Server
 	catalog *catalog
 
+	sessions  http.Handler // of revisions with sessions
+	stateless http.Handler
+
 	mu      sync.Mutex
 	now     *toolList         // of the newest reading
 	mirrors map[string]string // schemas with mirrored arguments, by name
@@ -86,6 +90,12 @@ func newView(key viewKey, c *client.Client, m *mcpLink) *view {
 		Name: "result", URITemplate: resultURI + "{id}", Description: "All of a result of which a call gave the beginning, for 15 minutes.",
 	}, v.readResult)
 	v.touch()
+	serverOf := func(*http.Request) *mcp.Server { return v.server }
+	// The gateway has checked Host and Origin.
+	o := mcp.StreamableHTTPOptions{DisableLocalhostProtection: true, MaxRequestBodyBytes: m.opts.MaxBody, Logger: m.opts.Logger}
+	v.sessions = mcp.NewStreamableHTTPHandler(serverOf, &o)
+	o.Stateless, o.PropagateRequestCancellation = true, true
+	v.stateless = mcp.NewStreamableHTTPHandler(serverOf, &o)
 	v.server.AddReceivingMiddleware(func(next mcp.MethodHandler) mcp.MethodHandler {
 		return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
 			switch q := req.(type) {
@@ -379,9 +389,9 @@ func toolFailed(code toolmesh.Code) bool {
 // run makes the call. A client that asks for progress gets the items of a stream as progress.
 func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, t *catalogTool, admit client.CallOption) (json.RawMessage, error) {
 	if q.Params.GetProgressToken() == nil || !t.is.Streaming {
-		reports := newReporter(ctx, q, string(in.tool))
-		in.report = reports.report
-		defer reports.end()
+		report, end := reportTo(ctx, q, string(in.tool))
+		defer end()
+		in.report = report
 		result, err := in.run(ctx, v.c, v.m.of, admit)
 		if err != nil {
 			return nil, err

@@ -19,6 +19,10 @@ const (
 	argsPerSlot = 2 << 20
 	// smallArgs are arguments that count nothing.
 	smallArgs = 16 << 10
+	// deletesAtOnce is how many arguments by reference are deleted at once, and deletesWait how
+	// many wait for that.
+	deletesAtOnce = 8
+	deletesWait   = 4096
 )
 
 // arguments reads the arguments of a call, from the request or by reference, and checks them.
@@ -57,7 +61,7 @@ func (r *runner) holdArgs(c *inflight, size int64) error {
 	switch {
 	case most > 0 && size > most:
 		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments have %d bytes, the max is %d", size, most).WithDetail("limit", most).WithDetail("size", size)
-	case size <= smallArgs || c.held > 0 || c.Local != nil: // of one that has them in any case
+	case size <= smallArgs || c.held > 0 || c.Local: // of one that has them in any case
 	case !r.args.Take(account, size):
 		return r.noRoom(account)
 	default:
@@ -97,31 +101,15 @@ func (r *runner) spendFor(req *codec.Request, e *toolmesh.Error) {
 	r.spend(req)
 }
 
-// spend notes the stored arguments of a request, which no call reads any more, for deletion.
-// Deleting them here would delay the answer.
+// spend has the stored arguments of a request deleted, which no call reads any more. Where too many
+// wait for that they expire by themselves.
 func (r *runner) spend(req *codec.Request) {
 	if req.Ref == nil {
 		return
 	}
-	r.spentMu.Lock()
-	defer r.spentMu.Unlock()
-	r.spent = append(r.spent, req.Ref.Name)
-}
-
-// deleteSpent deletes the arguments that spend has noted; the ticker calls it.
-func (r *runner) deleteSpent() {
-	r.spentMu.Lock()
-	names := r.spent
-	r.spent = nil
-	r.spentMu.Unlock()
-	if len(names) == 0 {
-		return
-	}
-	r.background.Go(func() {
-		for _, name := range names {
-			if err := r.payloads.Delete(r.base, name); err != nil {
-				r.log.Debug("the arguments of a call expire by themselves", slog.String("error", err.Error()))
-			}
+	r.deletes.Do(r.sessions.Account(req.Session), func() {
+		if err := r.payloads.Delete(r.base, req.Ref.Name); err != nil {
+			r.log.Debug("the arguments of a call expire by themselves", slog.String("error", err.Error()))
 		}
 	})
 }

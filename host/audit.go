@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"strings"
 	"sync"
 	"time"
 
@@ -40,12 +39,12 @@ func (r *runner) audit(c *inflight, record admit.Record) {
 	if record.By != nil {
 		return
 	}
-	reply, heard := r.audience.ask(c.Request.Session)
-	if !heard {
-		return
-	}
 	subject, err := subjects.Event(subjects.EventCall, c.Request.Session)
 	if err != nil {
+		return
+	}
+	reply, heard := r.audience.ask(c.Request.Session)
+	if !heard {
 		return
 	}
 	took := time.Since(c.Start)
@@ -93,57 +92,30 @@ func (t *served) redacted(args json.RawMessage) json.RawMessage {
 }
 
 // audience knows which sessions have subscribers of call events: other events are not made. From
-// time to time an event asks for an answer; for a session without a subscriber the broker itself
-// answers.
+// time to time an event is a probe; for a session without a subscriber the broker answers it.
 type audience struct {
 	bus *bus.Bus
 
-	mu    sync.Mutex            // no other lock is taken under it
-	inbox *bus.Inbox            // nil before the first event
-	of    map[string]*attention // by the token of the session
-}
-
-type attention struct {
-	asked  time.Time
-	nobody bool // the broker answered that there is no subscriber
+	mu sync.Mutex // taken before that of a probe
+	of map[subjects.SessionID]*bus.Probe
 }
 
 // ask reports whether an event of a session may have a subscriber, and the reply subject for the
 // broker's answer if it has none; empty for most.
 func (a *audience) ask(session subjects.SessionID) (reply string, heard bool) {
-	token, err := subjects.EncodeToken(string(session))
-	if err != nil {
-		return "", false
-	}
-	now := time.Now()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if is := a.of[token]; is != nil && now.Sub(is.asked) < askEvery {
-		return "", !is.nobody
-	}
-	if a.inbox == nil {
-		inbox, err := a.bus.Open(a.answered)
-		if err != nil { // the connection is closed
-			return "", false
+	probe := a.of[session]
+	if probe == nil {
+		if len(a.of) >= audienceMax {
+			for _, old := range a.of {
+				old.Close()
+			}
+			clear(a.of)
 		}
-		a.inbox, a.of = inbox, make(map[string]*attention)
+		probe = &bus.Probe{Every: askEvery}
+		a.of[session] = probe
 	}
-	if len(a.of) >= audienceMax {
-		clear(a.of)
-	}
-	a.of[token] = &attention{asked: now}
-	return a.inbox.Subject() + "." + token, true
-}
-
-// answered notes the broker's answer that a session's events have no subscriber; answers of
-// subscribers are ignored.
-func (a *audience) answered(m *nats.Msg, err error) {
-	if err != nil || !bus.NoResponders(m) {
-		return
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if is := a.of[m.Subject[strings.LastIndexByte(m.Subject, '.')+1:]]; is != nil {
-		is.nobody = true
-	}
+	reply = probe.Next(a.bus)
+	return reply, !probe.Gone(0)
 }

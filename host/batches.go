@@ -3,8 +3,6 @@ package host
 import (
 	"context"
 	"log/slog"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -12,8 +10,6 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/admit"
 	"github.com/toolmesh/toolmesh/host/internal/batch"
-	"github.com/toolmesh/toolmesh/host/internal/reply"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -25,8 +21,8 @@ import (
 // connection.
 func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *registry.Store, c *client.Client) error {
 	s := batch.New(batch.Options{
-		Node: h.node, Identity: h.identity, Base: h.base, Bus: h.bus, Client: c,
-		View: batchView{view, store, h}, Host: batchHost{h, h.replies}, Log: h.log,
+		Node: &h.intake.streams.Node, Identity: h.identity, Bus: h.bus, Client: c,
+		View: view, Records: store, Host: batchHost{h}, Replies: h.replies,
 	})
 	if err := h.subscribeBatches(s, c); err != nil {
 		return err
@@ -71,34 +67,33 @@ func (h *Host) features() []string {
 }
 
 // batchHost is the host as its batches see it.
-type batchHost struct {
-	*Host
-	*reply.Replies
-}
+type batchHost struct{ *Host }
 
-func (h batchHost) Load(session subjects.SessionID, ref *codec.Ref) (body []byte, room batch.Room, bad *toolmesh.Error) {
+func (h batchHost) Load(session subjects.SessionID, ref *codec.Ref) (body []byte, free func(), bad *toolmesh.Error) {
 	body, err := h.payloads.Load(h.base, session, ref, func(size int64) error {
-		if room, bad = h.Hold(session, size); bad != nil {
+		if free, bad = h.Hold(session, size); bad != nil {
 			return bad
 		}
 		return nil
 	})
-	if err != nil {
-		room.Free()
-		return nil, batch.Room{}, admit.Refusal(err).WithStarted(toolmesh.StartedNo)
+	if err == nil {
+		return body, free, nil
 	}
-	return body, room, nil
+	if free != nil {
+		free()
+	}
+	return nil, nil, admit.Refusal(err).WithStarted(toolmesh.StartedNo)
 }
 
-func (h batchHost) Hold(session subjects.SessionID, size int64) (batch.Room, *toolmesh.Error) {
+func (h batchHost) Hold(session subjects.SessionID, size int64) (free func(), bad *toolmesh.Error) {
 	if size <= smallArgs {
-		return batch.Room{}, nil
+		return func() {}, nil
 	}
 	account := h.sessions.Account(session)
 	if !h.runner.args.Take(account, size) {
-		return batch.Room{}, h.runner.noRoom(account)
+		return nil, h.runner.noRoom(account)
 	}
-	return batch.Room{Give: func() { h.runner.args.Give(account, size) }}, nil
+	return func() { h.runner.args.Give(account, size) }, nil
 }
 
 func (h batchHost) Late(req *codec.Request) *toolmesh.Error {
@@ -108,8 +103,11 @@ func (h batchHost) Late(req *codec.Request) *toolmesh.Error {
 	return h.intake.late(req)
 }
 
-func (h batchHost) Account(session subjects.SessionID) subjects.SessionID {
-	return h.sessions.Account(session)
+func (h batchHost) Served(session subjects.SessionID, id subjects.ToolID) *tool.Descriptor {
+	if t := h.routes.find(session, id); t != nil {
+		return t.descriptor
+	}
+	return nil
 }
 
 // Here implements [batch.Host]: the call goes the way of a request, without one.
@@ -121,64 +119,11 @@ func (h batchHost) Here(ctx context.Context, s subjects.Subject, req *codec.Requ
 	if c.tool == nil || c.tool.withdrawn.Load() {
 		return false
 	}
-	c.Local = done
+	c.Local, c.Form = true, done
 	if call := h.intake.admit(c, r, h.intake.check(c, true, false)); call != nil {
 		stop := context.AfterFunc(ctx, func() { c.End(toolmesh.AsError(context.Cause(ctx)).WithStarted(toolmesh.StartedYes)) })
 		h.runner.run(call)
 		stop()
 	}
 	return true
-}
-
-// batchView gives batches the registry's view. The host's own tools are in it before the registry
-// has them.
-type batchView struct {
-	*registry.View
-	store *registry.Store
-	host  *Host
-}
-
-// Owner implements [batch.View].
-func (v batchView) Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) *bus.Peer {
-	route, _ := v.Route(session, first)
-	owner, ok := v.View.Owner(codec.FeatureBatch, route.Nodes, string(session), string(id))
-	if !ok || owner.Node == v.host.node {
-		return nil
-	}
-	return v.host.bus.Listed(owner.Node, owner.Boot)
-}
-
-// mostNames bounds the tools per batch that are described if calls name them by less than their
-// ids: each one needs a search of the whole view.
-const mostNames = 64
-
-// Descriptors implements [batch.View].
-func (v batchView) Descriptors(ctx context.Context, session subjects.SessionID, names []subjects.ToolID) map[subjects.ToolID]*tool.Descriptor {
-	all := make(map[subjects.ToolID]*tool.Descriptor)
-	digests := make(map[subjects.ToolID]string)
-	short := 0
-	for _, name := range names {
-		if t := v.host.routes.find(session, name); t != nil {
-			all[name] = t.descriptor
-			continue
-		}
-		route, ok := v.Route(session, name)
-		if !ok && short < mostNames {
-			short++
-			route, ok = v.Named(session, string(name))
-		}
-		if ok {
-			digests[name] = route.Digest
-		}
-	}
-	found, err := v.store.Descriptors(ctx, slices.Collect(maps.Values(digests)))
-	if err != nil {
-		v.host.log.Warn("a batch runs its calls one after the other: its tools could not be looked up", slog.String("error", err.Error()))
-	}
-	for name, digest := range digests {
-		if d := found[digest]; d != nil {
-			all[name] = d
-		}
-	}
-	return all
 }

@@ -26,9 +26,6 @@ type Figures struct {
 	Busy           uint64          `json:"busy"`    // answers to callers for which there was no slot
 	RefusedReplies uint64          `json:"refused_replies"`
 	Tools          int             `json:"tools"`
-	// Joined reports whether the node has found the registry and the chunk store. Until then
-	// it is on no list and has no streams.
-	Joined bool `json:"-"`
 	// Took is the time of all calls together.
 	Took time.Duration `json:"-"`
 	// Failures are the calls that have ended with each code: all codes of this version, and
@@ -41,7 +38,7 @@ func (h *Host) Figures() *Figures {
 	f := &Figures{
 		Node: h.node, InFlight: h.calls.InFlight(), Slots: h.opts.Slots,
 		Calls: h.counts.handled.Load(), Relayed: h.counts.relayed.Load(), Busy: h.counts.busy.Load(), RefusedReplies: h.counts.refusedReplies.Load(),
-		Waiting: h.lanes.Waiting(), Joined: h.presence.Joined(), Took: time.Duration(h.counts.took.Load()),
+		Waiting: h.lanes.Waiting(), Took: time.Duration(h.counts.took.Load()),
 		Tools: h.routes.count(), Failures: make(map[toolmesh.Code]uint64, len(h.counts.failures)),
 	}
 	for code, n := range h.counts.failures {
@@ -182,10 +179,10 @@ func (k *core) paces() map[subjects.ToolID]codec.ToolPace {
 		codec.ToolPace
 	}
 	var all []one
-	k.routes.mu.RLock()
 	now := time.Now()
-	for key, t := range k.routes.table {
-		if key.session != "" {
+	for _, each := range k.routes.Range {
+		t, _ := each.(*served)
+		if t.at.session != "" {
 			continue
 		}
 		t.pace.mu.Lock()
@@ -194,7 +191,6 @@ func (k *core) paces() map[subjects.ToolID]codec.ToolPace {
 		}
 		t.pace.mu.Unlock()
 	}
-	k.routes.mu.RUnlock()
 	slices.SortFunc(all, func(a, b one) int { return cmp.Compare(b.Calls, a.Calls) })
 	paces := make(map[subjects.ToolID]codec.ToolPace)
 	for _, p := range all[:min(len(all), maxPaces)] {

@@ -29,7 +29,6 @@ type nestedFiles struct {
 
 type nestedFile struct {
 	*store.Upload
-	name string
 	size int64
 }
 
@@ -101,7 +100,7 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 	}
 	n.files.last++
 	id := strconv.Itoa(n.files.last)
-	n.files.uploads[id] = &nestedFile{u, name, about.Size}
+	n.files.uploads[id] = &nestedFile{u, about.Size}
 	return []byte(id), nil
 }
 

@@ -246,7 +246,7 @@ func TestLeaseThatIsNotAcknowledged(t *testing.T) {
 	if _, err := nc.Request("tools.default.desk.note", []byte(`{"key":"k"}`), time.Minute); err != nil {
 		t.Errorf("a call: %v", err)
 	}
-	if h.Unregistered() == nil || h.Figures().Joined {
+	if h.Unregistered() == nil || h.Unready() == nil {
 		t.Errorf("it is in the registry: %v, %+v", h.Unregistered(), h.Figures())
 	}
 }

@@ -47,12 +47,9 @@ func (h *Host) tick() {
 				if batches := h.intake.batches.Load(); batches != nil {
 					batches.Sweep()
 				}
-				h.listeners.adapt()
 				h.intake.streams.Quota.Sweep()
 				h.cache.Sweep(h.sessions.Seen)
-				h.publisher.sweepRoutes(now)
 				h.payloads.Sweep(now)
-				h.runner.deleteSpent()
 				h.intake.streams.dropChunks()
 				h.runner.keys.Tick()
 			}
@@ -170,7 +167,6 @@ func (h *Host) shut(ctx context.Context) error {
 	h.lanes.Leave(leave)
 	cancel()
 	h.payloads.Close()
-	h.runner.deleteSpent()
 	close(h.quit)
 	h.workers.Wait()
 	h.background.close()

@@ -12,10 +12,8 @@ const (
 	// takes microseconds, also to refuse it, so they wait only while the process
 	// does not run.
 	intakeQueue = 1 << 16
-	// maxListeners is the max of goroutines that wait for requests, minListeners the number on an
-	// idle node. Few goroutines keep warm stacks.
+	// maxListeners is the max of goroutines that wait for requests.
 	maxListeners = 256
-	minListeners = 2
 )
 
 // listeners hand requests to goroutines that admit and run them. All
@@ -28,38 +26,34 @@ type listeners struct {
 	handle   func(*nats.Msg)
 	quit     chan struct{}
 	idle     atomic.Int64
-	least    atomic.Int64 // of idle, since the last adapt
-	most     atomic.Int64 // of idle: more end
 	wg       sync.WaitGroup
 
 	mu     sync.Mutex // no other lock is taken under it
-	alive  int64
 	closed bool
 }
 
 func newListeners(handle func(*nats.Msg)) *listeners {
-	in := &listeners{requests: make(chan *nats.Msg, intakeQueue), handle: handle, quit: make(chan struct{})}
-	in.most.Store(maxListeners)
-	return in
+	return &listeners{requests: make(chan *nats.Msg, intakeQueue), handle: handle, quit: make(chan struct{})}
 }
 
 // listen adds a goroutine; it ends with close, or when enough others wait.
 func (in *listeners) listen() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if in.closed {
-		return
+	if !in.closed {
+		in.idle.Add(1)
+		in.wg.Go(in.serve)
 	}
-	in.alive++
-	in.idle.Add(1)
-	in.wg.Go(in.serve)
 }
 
 func (in *listeners) serve() {
 	for {
 		select {
 		case m := <-in.requests:
-			in.take(m)
+			if in.idle.Add(-1) == 0 {
+				in.listen()
+			}
+			in.handle(m)
 		case <-in.quit:
 			for { // requests that have already arrived are answered
 				select {
@@ -70,37 +64,13 @@ func (in *listeners) serve() {
 				}
 			}
 		}
-		if in.idle.Add(1) > in.most.Load() {
+		if in.idle.Add(1) > maxListeners {
 			if in.idle.Add(-1) > 0 {
-				in.mu.Lock()
-				in.alive--
-				in.mu.Unlock()
 				return
 			}
-			in.idle.Add(1)
+			in.idle.Add(1) // all others have taken requests meanwhile
 		}
 	}
-}
-
-func (in *listeners) take(m *nats.Msg) {
-	idle := in.idle.Add(-1)
-	if idle == 0 {
-		in.listen()
-	}
-	if idle < in.least.Load() {
-		in.least.Store(idle) // two at once may leave the larger: adapt only estimates
-	}
-	in.handle(m)
-}
-
-// adapt lets go of goroutines that were not needed since it was last called.
-// The host calls it each second.
-func (in *listeners) adapt() {
-	in.mu.Lock()
-	needed := in.alive - in.least.Load()
-	in.mu.Unlock()
-	in.most.Store(min(max(needed, minListeners), maxListeners))
-	in.least.Store(in.idle.Load())
 }
 
 // close ends the goroutines once they have handled all requests that have arrived.

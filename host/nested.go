@@ -82,7 +82,7 @@ func (n *NestedCalls) Batch(ctx context.Context, calls json.RawMessage) (json.Ra
 	if asked.Parallel {
 		opts = append(opts, client.Parallel())
 	}
-	results, err := n.Calls(ctx, batch, opts...)
+	results, err := n.client.Batch(ctx, batch, append(opts, n.options()...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -102,11 +102,6 @@ func (n *NestedCalls) Batch(ctx context.Context, calls json.RawMessage) (json.Ra
 		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "the results of a batch: %w", err)
 	}
 	return body, nil
-}
-
-// Calls makes several calls at once; see [client.Client.Batch].
-func (n *NestedCalls) Calls(ctx context.Context, calls []client.BatchCall, opts ...client.CallOption) ([]client.BatchResult, error) {
-	return n.client.Batch(ctx, calls, append(opts, n.options()...)...)
 }
 
 // Task makes a request about the durable tasks of the call's session; see

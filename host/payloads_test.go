@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -179,13 +180,8 @@ func TestBadReferences(t *testing.T) {
 	other, _ := put("other.theirs", args)
 	bare, _ := put("bare", args)
 	wide, wideDigest := put("default.wide", large("bad", 2<<20))
-	damaged, _ := put("default.damaged", args)
-	// The stored object differs from its description: it has a further part.
+	const damaged = "default.damaged"
 	js, err := jetstream.New(r.nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	info, err := store.GetInfo(t.Context(), damaged)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,11 +189,31 @@ func TestBadReferences(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := stream.Purge(t.Context(), jetstream.WithPurgeSubject("$O.MESH_PAYLOADS.C."+info.NUID)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := js.Publish(t.Context(), "$O.MESH_PAYLOADS.C."+info.NUID, []byte(`{"key":"mad"}`)); err != nil {
-		t.Fatal(err)
+	// A refused request may have its payload deleted: each one has a payload of its own.
+	fresh, last := map[string][]byte{mine: args, wide: large("bad", 2<<20), damaged: args}, 0
+	named := func(name string) string {
+		t.Helper()
+		value := fresh[name]
+		if value == nil {
+			return name
+		}
+		last++
+		own, _ := put(fmt.Sprint(name, last), value)
+		if name != damaged {
+			return own
+		}
+		// The stored object differs from its description: it has another part.
+		info, err := store.GetInfo(t.Context(), own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.Purge(t.Context(), jetstream.WithPurgeSubject("$O.MESH_PAYLOADS.C."+info.NUID)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := js.Publish(t.Context(), "$O.MESH_PAYLOADS.C."+info.NUID, []byte(`{"key":"mad"}`)); err != nil {
+			t.Fatal(err)
+		}
+		return own
 	}
 	wrong := sha256.Sum256([]byte("something else"))
 	for what, tc := range map[string]struct {
@@ -221,8 +237,8 @@ func TestBadReferences(t *testing.T) {
 		"zstd":                 {mine, digest, "", []string{"Content-Encoding", "zstd"}, toolmesh.CodeInvalidRequest, ""},
 		"too large":            {wide, wideDigest, "", nil, toolmesh.CodePayloadTooLarge, ""},
 	} {
-		header := append([]string{"Mesh-Ref", tc.name, "Mesh-Digest", tc.digest}, tc.header...)
 		for _, form := range [][]string{nil, {"Mesh-Stream", "inbox"}} {
+			header := append([]string{"Mesh-Ref", named(tc.name), "Mesh-Digest", tc.digest}, tc.header...)
 			a := r.call("note", tc.body, append(header, form...)...)
 			if a.Header.Get("Mesh-Error-Code") != string(tc.code) || a.Header.Get("Mesh-Started") != "false" {
 				t.Errorf("%s: %v %s", what, a.Header, a.Data)

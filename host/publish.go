@@ -22,11 +22,7 @@ type Service struct {
 	// index can be.
 	Session  subjects.SessionID
 	Revision string
-	// Claim is the source that the index's name is claimed for in the registry;
-	// a name that another source has is refused. Empty claims nothing: the
-	// installation of the index has.
-	Claim string
-	Tools []Tool
+	Tools    []Tool
 	// Unavailable are tools that are known and not served.
 	Unavailable []Unavailable
 }
@@ -204,7 +200,7 @@ func (h *Host) Add(index subjects.IndexName, session subjects.SessionID, tools .
 	if err := usable(tools); err != nil {
 		return err
 	}
-	if err := h.publisher.add(key, tools); err != nil {
+	if err := h.publisher.change(h.base, Service{Index: index, Session: session, Revision: h.opts.Revision, Tools: tools}, true); err != nil {
 		return err
 	}
 	h.publisher.settle(h.base, key)
@@ -214,7 +210,19 @@ func (h *Host) Add(index subjects.IndexName, session subjects.SessionID, tools .
 // Remove withdraws tools of an index or session, and returns those that were offered. Requests
 // that have reached the node are still served.
 func (h *Host) Remove(ctx context.Context, index subjects.IndexName, session subjects.SessionID, ids ...subjects.ToolID) ([]subjects.ToolID, error) {
-	return h.publisher.remove(ctx, serviceKey{index, session}, ids)
+	gone, err := h.publisher.take(ctx, serviceKey{index, session}, func(s *service) (all []*served) {
+		for _, id := range ids {
+			if o := s.tools[id]; o != nil && !slices.Contains(all, o) {
+				all = append(all, o)
+			}
+		}
+		return all
+	})
+	var removed []subjects.ToolID
+	for _, o := range gone {
+		removed = append(removed, o.descriptor.ID)
+	}
+	return removed, err
 }
 
 // Publish offers a service, or replaces the one of the same index and session; tools that stay
@@ -226,7 +234,7 @@ func (h *Host) Publish(ctx context.Context, s Service) error {
 	if err := usable(s.Tools); err != nil {
 		return err
 	}
-	err := h.publisher.publish(ctx, s)
+	err := h.publisher.change(ctx, s, false)
 	if err == nil {
 		h.publisher.settle(ctx, serviceKey{s.Index, s.Session})
 	}

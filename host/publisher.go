@@ -15,7 +15,6 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/presence"
 	"github.com/toolmesh/toolmesh/host/internal/sessions"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -29,11 +28,10 @@ type publisher struct {
 	records  records
 
 	changing sync.Mutex // held while services change; taken before mu
-	mu       sync.Mutex // guards the fields below; taken before records.mu and routes.mu; nothing waits under it, except at the start
+	mu       sync.Mutex // guards the fields below; taken before records.mu; nothing waits under it, except at the start
 	state    state
 	services map[serviceKey]*service
 	subs     map[*nats.Subscription]struct{} // of tools, also of such as are yet to be in a service, or to be retired
-	retired  []*served                       // to be taken out of routes by the ticker
 }
 
 type state uint8
@@ -46,7 +44,7 @@ const (
 
 func newPublisher(k *core, requests chan *nats.Msg) *publisher {
 	p := &publisher{core: k, requests: requests, services: make(map[serviceKey]*service), subs: make(map[*nats.Subscription]struct{})}
-	p.records = records{publisher: p, listings: make(map[serviceKey]*listing), claimed: make(map[serviceKey]bool)}
+	p.records = records{publisher: p, listings: make(map[serviceKey]*listing)}
 	return p
 }
 
@@ -76,141 +74,48 @@ type serviceKey struct {
 type service struct {
 	key         serviceKey
 	revision    string
-	claim       string
 	identity    *codec.Identity
 	tools       map[subjects.ToolID]*served
 	unavailable []*entry
 	tenure      *sessions.Tenure // of key.session; nil for every session's
+	unclaimed   bool             // the name of the index is to be claimed for this service; guarded by records.mu
 }
 
-func (p *publisher) newService(key serviceKey, revision, claim string) *service {
-	s := &service{
-		key: key, revision: revision, claim: claim, identity: codec.NewIdentity(p.node, p.boot, revision),
-		tools: make(map[subjects.ToolID]*served),
-	}
-	if key.session != "" {
-		s.tenure = &sessions.Tenure{}
-	}
-	return s
-}
-
-// add adds tools to a service, or replaces them: the others are not touched.
-func (p *publisher) add(key serviceKey, tools []Tool) error {
+// change publishes a service: in place of the one of its name or, with add set, the tools beside
+// those of that, which are not touched. The registry follows.
+func (p *publisher) change(ctx context.Context, of Service, add bool) error {
 	p.changing.Lock()
 	defer p.changing.Unlock()
-	old, serving, err := p.published(key)
+	key := serviceKey{of.Index, of.Session}
+	p.mu.Lock()
+	old, serving, err := p.services[key], p.state == stateServing, p.ended()
+	p.mu.Unlock()
 	if err != nil {
 		return err
 	}
 	s := old
-	fresh := s == nil || p.outlived(s, serving)
+	fresh := !add || s == nil || p.outlived(s, serving)
 	if fresh {
-		claim := ""
-		if key.index != "" {
-			claim = registry.ServiceSource + string(key.index)
+		s = &service{
+			key: key, revision: of.Revision, identity: codec.NewIdentity(p.node, p.boot, of.Revision), tools: make(map[subjects.ToolID]*served),
+			unclaimed: add && key.index != "", // otherwise the installation of the index has claimed it
 		}
-		s = p.newService(key, p.opts.Revision, claim)
+		if key.session != "" {
+			s.tenure = &sessions.Tenure{}
+		}
 	}
 	if old == nil {
 		old = &service{}
 	}
-	added := make([]*served, len(tools))
-	for i, t := range tools {
-		var err error
-		if added[i], err = p.prepare(s, t, nil); err != nil {
-			return err
-		}
-	}
-	if serving {
-		if err := p.claim(p.base, s); err != nil {
-			return err
-		}
-	}
-	return p.offerAll(p.base, old, added, serving, func() {
-		for _, o := range added {
-			s.tools[o.descriptor.ID] = o
-		}
-		p.services[key] = s
-		switch {
-		case !serving:
-		case fresh:
-			p.supersede(old, s)
-		default:
-			for _, o := range added {
-				p.records.put(s, o.entry)
-			}
-		}
-	})
-}
-
-// published returns the service of a key, nil for none, and whether the host serves. The error is
-// why the host takes no more services.
-func (p *publisher) published(key serviceKey) (s *service, serving bool, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.services[key], p.state == stateServing, p.ended()
-}
-
-// remove withdraws tools of a service, and returns those that were offered.
-func (p *publisher) remove(ctx context.Context, key serviceKey, ids []subjects.ToolID) ([]subjects.ToolID, error) {
-	var removed []*served
-	var gone []subjects.ToolID
-	p.changing.Lock()
-	p.mu.Lock()
-	if s := p.services[key]; s != nil {
-		for _, id := range ids {
-			if o := s.tools[id]; o != nil {
-				delete(s.tools, id)
-				removed, gone = append(removed, o), append(gone, id)
-			}
-		}
-		if len(s.tools)+len(s.unavailable) > 0 {
-			p.records.replace(s)
-		} else {
-			delete(p.services, key)
-			p.records.clear(key)
-		}
-	}
-	p.mu.Unlock()
-	p.changing.Unlock()
-	if len(removed) == 0 {
-		return nil, nil
-	}
-	p.settle(ctx, key) // callers look for another node before this one refuses them
-	return gone, p.retireAll(ctx, removed)
-}
-
-// retireAll withdraws tools that no service has any more.
-func (p *publisher) retireAll(ctx context.Context, tools []*served) error {
-	p.mu.Lock()
-	for _, o := range tools {
-		p.retire(o)
-	}
-	p.mu.Unlock()
-	return p.flush(ctx)
-}
-
-// publish is Publish without the registry.
-func (p *publisher) publish(ctx context.Context, s Service) error {
-	p.changing.Lock()
-	defer p.changing.Unlock()
-	key := serviceKey{s.Index, s.Session}
-	old, serving, err := p.published(key)
-	if err != nil {
-		return err
-	}
-	if old == nil {
-		old = &service{}
-	}
-	next := p.newService(key, s.Revision, s.Claim)
-	for _, t := range s.Tools {
-		o, err := p.prepare(next, t, old.tools[t.Descriptor.ID])
+	tools := make(map[subjects.ToolID]*served, len(of.Tools))
+	for _, t := range of.Tools {
+		o, err := p.prepare(s, t, old.tools[t.Descriptor.ID])
 		if err != nil {
 			return err
 		}
-		next.tools[o.descriptor.ID] = o
+		tools[o.descriptor.ID] = o
 	}
-	for _, u := range s.Unavailable {
+	for _, u := range of.Unavailable {
 		if err := u.ID.Validate(); err != nil {
 			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a tool that is not served: %w", err)
 		}
@@ -218,30 +123,61 @@ func (p *publisher) publish(ctx context.Context, s Service) error {
 		if err := p.fits(e); err != nil {
 			return err
 		}
-		next.unavailable = append(next.unavailable, e)
+		s.unavailable = append(s.unavailable, e)
 	}
 	if serving {
-		if err := p.claim(ctx, next); err != nil {
+		if err := p.claim(ctx, s); err != nil {
 			return err
 		}
 	}
-	return p.offerAll(ctx, old, slices.Collect(maps.Values(next.tools)), serving, func() {
-		p.services[key] = next
-		if serving {
-			p.supersede(old, next)
+	return p.offerAll(ctx, old, tools, serving, func() {
+		maps.Copy(s.tools, tools)
+		p.services[key] = s
+		switch {
+		case !serving:
+		case fresh:
+			for id, o := range old.tools {
+				if s.tools[id] == nil {
+					p.retire(o)
+				}
+			}
+			p.records.replace(s)
+		default:
+			for _, o := range tools {
+				p.records.put(s, o.entry)
+			}
 		}
 	})
 }
 
-// supersede withdraws the tools that are not in the new service, and updates its records; p.mu is
-// held.
-func (p *publisher) supersede(old, next *service) {
-	for id, o := range old.tools {
-		if next.tools[id] == nil {
-			p.retire(o)
-		}
+// take withdraws tools of a service, those that from returns, and returns them. A service without
+// any is over.
+func (p *publisher) take(ctx context.Context, key serviceKey, from func(*service) []*served) ([]*served, error) {
+	p.changing.Lock()
+	p.mu.Lock()
+	s := p.services[key]
+	if s == nil {
+		p.mu.Unlock()
+		p.changing.Unlock()
+		return nil, nil
 	}
-	p.records.replace(next)
+	taken := from(s)
+	for _, o := range taken {
+		delete(s.tools, o.descriptor.ID)
+	}
+	if len(s.tools)+len(s.unavailable) == 0 {
+		delete(p.services, key)
+	}
+	p.records.replace(s)
+	p.mu.Unlock()
+	p.changing.Unlock()
+	p.settle(ctx, key) // callers look for another node before this one refuses them
+	p.mu.Lock()
+	for _, o := range taken {
+		p.retire(o)
+	}
+	p.mu.Unlock()
+	return taken, p.flush(ctx)
 }
 
 // ended is the error after which the host publishes nothing; p.mu is held.
@@ -323,17 +259,20 @@ func (p *publisher) giveUp(key serviceKey, why error) {
 
 // offerAll serves the tools in place of those of old, if the host serves. Once the broker knows,
 // it calls done, under p.mu; after an error all is as before.
-func (p *publisher) offerAll(ctx context.Context, old *service, tools []*served, serving bool, done func()) error {
-	var offers int
-	var err error
+func (p *publisher) offerAll(ctx context.Context, old *service, tools map[subjects.ToolID]*served, serving bool, done func()) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !serving {
 		done()
 		return nil
 	}
-	for err = p.ended(); offers < len(tools) && err == nil; offers++ {
-		err = p.offer(tools[offers], old.tools[tools[offers].descriptor.ID])
+	err := p.ended()
+	var offered []*served
+	for id, o := range tools {
+		if err == nil {
+			err = p.offer(o, old.tools[id])
+			offered = append(offered, o)
+		}
 	}
 	if err == nil {
 		p.mu.Unlock()
@@ -343,58 +282,49 @@ func (p *publisher) offerAll(ctx context.Context, old *service, tools []*served,
 	if err == nil {
 		err = p.ended() // meanwhile
 	}
-	if err == nil {
-		for _, o := range tools {
-			if before := old.tools[o.descriptor.ID]; before != nil {
-				before.forgetResults()
+	for _, o := range offered {
+		before := old.tools[o.descriptor.ID]
+		switch {
+		case err == nil && before != nil:
+			before.forgetResults()
+		case err == nil:
+		case before != nil:
+			p.routes.Store(o.at, before)
+		default:
+			p.routes.CompareAndDelete(o.at, o)
+			if o.sub != nil {
+				_ = o.sub.Unsubscribe()
+				delete(p.subs, o.sub)
 			}
 		}
-		done()
-		return nil
 	}
-	for _, o := range tools[:offers] {
-		if before := old.tools[o.descriptor.ID]; before != nil {
-			p.routes.put(o.at, before)
-			continue
-		}
-		p.routes.drop(o.at, o)
-		if o.sub != nil {
-			_ = o.sub.Unsubscribe()
-			delete(p.subs, o.sub)
-		}
+	if err == nil {
+		done()
 	}
 	return err
 }
 
 // offer serves a tool under its name. It replaces before, if that is not nil.
-func (p *publisher) offer(o, before *served) (err error) {
-	p.routes.put(o.at, o)
+func (p *publisher) offer(o, before *served) error {
+	p.routes.Store(o.at, o)
 	if before != nil {
 		o.sub = before.sub
 		return nil
 	}
-	if o.sub, err = p.subscribe(o.at); err == nil {
-		p.subs[o.sub] = struct{}{}
-	}
-	return err
-}
-
-func (p *publisher) subscribe(k routeKey) (*nats.Subscription, error) {
-	var subject string
-	var err error
-	if k.session == "" {
-		subject, err = subjects.ToolAnySession(k.tool)
-	} else {
-		subject, err = subjects.Tool(k.session, k.tool)
+	subject, err := subjects.ToolAnySession(o.at.tool)
+	if o.at.session != "" {
+		subject, err = subjects.Tool(o.at.session, o.at.tool)
 	}
 	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
 	sub, err := p.bus.Conn().ChanQueueSubscribe(subject, subjects.QueueGroup, p.requests)
 	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q cannot be offered: %w", k.tool, err)
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q cannot be offered: %w", o.at.tool, err)
 	}
-	return sub, nil
+	o.sub = sub
+	p.subs[sub] = struct{}{}
+	return nil
 }
 
 // retire withdraws one tool and drains its subscription. Messages on the way from the broker are
@@ -406,26 +336,11 @@ func (p *publisher) retire(o *served) {
 		return
 	}
 	delete(p.subs, o.sub)
-	p.retired = append(p.retired, o)
-	drained := func(string) { o.drained.Store(bus.Mono(time.Now())) }
+	drained := func(string) { time.AfterFunc(retireAfter, func() { p.routes.CompareAndDelete(o.at, o) }) }
 	o.sub.SetClosedHandler(drained)
 	if o.sub.Drain() != nil {
 		drained("")
 	}
-}
-
-// sweepRoutes removes the routes of retired tools.
-func (p *publisher) sweepRoutes(now time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.retired = slices.DeleteFunc(p.retired, func(o *served) bool {
-		at := o.drained.Load()
-		over := at != 0 && bus.Mono(now)-at >= int64(retireAfter)
-		if over {
-			p.routes.drop(o.at, o)
-		}
-		return over
-	})
 }
 
 // flush makes sure that the broker knows the subscriptions. Without a
@@ -444,21 +359,13 @@ func (p *publisher) flush(ctx context.Context) error {
 
 // withdraw withdraws a service; only that of a tenure, unless it is nil.
 func (p *publisher) withdraw(ctx context.Context, key serviceKey, of *sessions.Tenure) error {
-	p.changing.Lock()
-	p.mu.Lock()
-	s := p.services[key]
-	if s == nil || of != nil && s.tenure != of {
-		p.mu.Unlock()
-		p.changing.Unlock()
-		return nil
-	}
-	delete(p.services, key)
-	tools := slices.Collect(maps.Values(s.tools))
-	p.records.clear(key)
-	p.mu.Unlock()
-	p.changing.Unlock()
-	p.settle(ctx, key) // callers look for another node before this one refuses them
-	err := p.retireAll(ctx, tools)
+	_, err := p.take(ctx, key, func(s *service) []*served {
+		if of != nil && s.tenure != of {
+			return nil
+		}
+		s.unavailable = nil
+		return slices.Collect(maps.Values(s.tools))
+	})
 	if key.index != "" {
 		p.leaveHomes(ctx, key)
 	}

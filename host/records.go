@@ -37,7 +37,6 @@ type records struct {
 
 	mu       sync.Mutex // guards the fields below and those of the listings; no other lock is taken under it
 	listings map[serviceKey]*listing
-	claimed  map[serviceKey]bool
 }
 
 // listing holds the records of one service, each small enough for a message.
@@ -48,7 +47,7 @@ type listing struct {
 	of      *service // as it was published last, of which the records are
 	epoch   string   // of the session, as it was written last
 	entries map[subjects.ToolID]*entry
-	records map[subjects.ToolsKey]*record
+	records map[subjects.ToolsKey][]*entry
 	dirty   map[subjects.ToolsKey]bool // records that are to be written, or deleted
 	room    int                        // parts before this one are full
 }
@@ -62,10 +61,12 @@ type entry struct {
 	key        subjects.ToolsKey  // of the record that it is in
 }
 
-// record is one record, or a part of an index.
-type record struct {
-	entries []*entry
-	size    int
+// sizeOf returns the size of a record with entries.
+func sizeOf(entries []*entry) (n int) {
+	for _, e := range entries {
+		n += e.size
+	}
+	return n
 }
 
 func newEntry(d *tool.Descriptor, r registry.ToolRoute) *entry {
@@ -88,7 +89,7 @@ func (r *records) listing(s *service) *listing {
 	if l == nil {
 		l = &listing{
 			key: s.key, of: s, entries: make(map[subjects.ToolID]*entry),
-			records: make(map[subjects.ToolsKey]*record), dirty: make(map[subjects.ToolsKey]bool),
+			records: make(map[subjects.ToolsKey][]*entry), dirty: make(map[subjects.ToolsKey]bool),
 		}
 		r.listings[s.key] = l
 	}
@@ -128,18 +129,6 @@ func (r *records) replace(s *service) {
 	}
 }
 
-// clear removes the records of a service that has lost its name.
-func (r *records) clear(key serviceKey) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.claimed, key)
-	if l := r.listings[key]; l != nil {
-		for id := range l.entries {
-			l.remove(id)
-		}
-	}
-}
-
 // again has all records of a service written once more.
 func (r *records) again(key serviceKey) {
 	r.mu.Lock()
@@ -171,18 +160,12 @@ func (l *listing) put(e *entry, limit int) {
 	} else {
 		for ; ; l.room++ {
 			e.key.Part = l.room
-			if in := l.records[e.key]; in == nil || in.size+e.size <= limit {
+			if in := l.records[e.key]; len(in) == 0 || sizeOf(in)+e.size <= limit {
 				break
 			}
 		}
 	}
-	in := l.records[e.key]
-	if in == nil {
-		in = &record{}
-		l.records[e.key] = in
-	}
-	in.entries = append(in.entries, e)
-	in.size += e.size
+	l.records[e.key] = append(l.records[e.key], e)
 	l.entries[e.route.ID] = e
 	l.dirty[e.key] = true
 }
@@ -190,12 +173,7 @@ func (l *listing) put(e *entry, limit int) {
 func (l *listing) remove(id subjects.ToolID) {
 	e := l.entries[id]
 	delete(l.entries, id)
-	in := l.records[e.key]
-	in.entries = slices.DeleteFunc(in.entries, func(one *entry) bool { return one == e })
-	in.size -= e.size
-	if len(in.entries) == 0 {
-		delete(l.records, e.key)
-	}
+	l.records[e.key] = slices.DeleteFunc(l.records[e.key], func(one *entry) bool { return one == e })
 	l.room = min(l.room, e.key.Part)
 	l.dirty[e.key] = true
 }
@@ -210,7 +188,7 @@ func (l *listing) rewrite() {
 // claim claims the name of an index for its source, once.
 func (r *records) claim(ctx context.Context, s *service) error {
 	r.mu.Lock()
-	done := s.claim == "" || r.claimed[s.key]
+	done := !s.unclaimed
 	r.mu.Unlock()
 	if done || r.presence.Lease() == nil {
 		return nil
@@ -218,14 +196,14 @@ func (r *records) claim(ctx context.Context, s *service) error {
 	ctx, cancel := context.WithTimeout(ctx, presence.AttemptWait)
 	defer cancel()
 	err := r.store.ClaimIndex(ctx, registry.IndexRecord{
-		Name: s.key.index, Session: s.key.session, Source: s.claim, Revision: s.revision, State: registry.IndexInstalled,
+		Name: s.key.index, Session: s.key.session, Source: registry.ServiceSource + string(s.key.index), Revision: s.revision, State: registry.IndexInstalled,
 	})
 	if err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.claimed[s.key] = true
+	s.unclaimed = false
 	return nil
 }
 
@@ -329,8 +307,8 @@ func (r *records) next(l *listing) (at subjects.ToolsKey, entries []*entry, ok b
 	defer r.mu.Unlock()
 	for at = range l.dirty {
 		delete(l.dirty, at)
-		if in := l.records[at]; in != nil {
-			entries = slices.Clone(in.entries)
+		if entries = slices.Clone(l.records[at]); len(entries) == 0 {
+			delete(l.records, at)
 		}
 		return at, entries, true
 	}

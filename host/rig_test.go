@@ -285,14 +285,14 @@ func (d *desk) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *host.Host
 // start may return earlier.
 func joined(t *testing.T, nc *nats.Conn, h *host.Host) {
 	t.Helper()
-	if h.Figures().Joined {
+	if h.Unready() == nil {
 		return
 	}
 	if a, err := nc.Request("$JS.API.INFO", nil, time.Minute); errors.Is(err, nats.ErrNoResponders) ||
 		err == nil && strings.Contains(string(a.Data), "not enabled") {
 		return // there is none
 	}
-	meshtest.Until(t, "the node has joined", func() bool { return h.Figures().Joined })
+	meshtest.Until(t, "the node has joined", func() bool { return h.Unready() == nil })
 }
 
 func stop(t *testing.T, h *host.Host) {

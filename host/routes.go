@@ -24,7 +24,6 @@ type served struct {
 	sessions   string           // see [Tool.Sessions]
 	maxArgs    int64            // see [Tool.MaxArgs]
 	withdrawn  atomic.Bool
-	drained    atomic.Int64 // when sub was, as [bus.Mono]; 0 = not yet
 	pace       pace
 	at         routeKey
 
@@ -39,43 +38,23 @@ type routeKey struct {
 	tool    subjects.ToolID
 }
 
-// routes are the tools that the host serves, read on every call and changed rarely.
-type routes struct {
-	mu    sync.RWMutex // taken before pace.mu
-	table map[routeKey]*served
-}
+// routes are the tools that the host serves: a *served by its routeKey. They are read on every call
+// and changed rarely.
+type routes struct{ sync.Map }
 
 // find returns the tool of a request, by the names that [subjects.Parse] returns, or nil.
 func (r *routes) find(session subjects.SessionID, id subjects.ToolID) *served {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	if t := r.table[routeKey{"", id}]; t != nil {
-		return t
+	t, ok := r.Load(routeKey{"", id})
+	if !ok {
+		t, _ = r.Load(routeKey{session, id})
 	}
-	return r.table[routeKey{session, id}]
+	found, _ := t.(*served)
+	return found
 }
 
-func (r *routes) count() int {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	return len(r.table)
-}
-
-// put has a tool serve a name.
-func (r *routes) put(k routeKey, t *served) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.table == nil {
-		r.table = make(map[routeKey]*served)
+func (r *routes) count() (n int) {
+	for range r.Range {
+		n++
 	}
-	r.table[k] = t
-}
-
-// drop takes a name away, if the tool still serves it.
-func (r *routes) drop(k routeKey, t *served) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.table[k] == t {
-		delete(r.table, k)
-	}
+	return n
 }

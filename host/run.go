@@ -3,7 +3,6 @@ package host
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -33,15 +32,13 @@ type runner struct {
 	args *fair.Room[subjects.SessionID] // bytes of arguments, by account
 	room *chunks.Room                   // of the chunk store
 
-	audience audience // of the events of calls
-
-	spentMu sync.Mutex // no other lock is taken under it
-	spent   []string   // names of stored arguments that no call reads any more
+	audience audience                        // of the events of calls
+	deletes  *fair.Queue[subjects.SessionID] // of arguments that no call reads any more
 }
 
 func newRunner(k *core) *runner {
 	return &runner{
-		core: k, audience: audience{bus: k.bus}, room: chunks.NewRoom(k.bus, subjects.StreamChunks), args: fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(k.opts.Slots)*argsPerSlot)),
+		core: k, deletes: fair.NewQueue[subjects.SessionID](deletesAtOnce, deletesWait, k.background.Go), audience: audience{bus: k.bus, of: make(map[subjects.SessionID]*bus.Probe)}, room: chunks.NewRoom(k.bus, subjects.StreamChunks), args: fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(k.opts.Slots)*argsPerSlot)),
 		keys: once.New(once.Options{
 			Node: k.node, Boot: k.boot, Bus: store.Of(k.bus), Presence: k.presence, Base: k.base, Log: k.log, Go: k.background.Go, Replies: k.replies, Exited: errExited,
 		}),

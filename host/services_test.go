@@ -422,6 +422,27 @@ func TestToolsAreAddedAndRemoved(t *testing.T) {
 	meshtest.Until(t, "nothing is said of them", func() bool { return !strings.Contains(known(), "many.") })
 }
 
+// A tool that is named twice is one tool: once it is removed nothing asks for its requests.
+func TestAToolThatIsAddedTwiceAtOnce(t *testing.T) {
+	t.Parallel()
+	nc := meshtest.Broker(t).Connect(t)
+	h := newHost(t, nc, nil)
+	start(t, nc, h)
+	one := host.Tool{Descriptor: &tool.Descriptor{ID: "twice.one", Name: "one", Source: tool.SourceGo}, Handler: echo}
+	if err := h.Add("twice", "", one, one); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nc.Request("tools.default.twice.one", nil, waitTimeout); err != nil {
+		t.Errorf("while it is served: %v", err)
+	}
+	if _, err := h.Remove(t.Context(), "twice", "", "twice.one", "twice.one"); err != nil {
+		t.Fatal(err)
+	}
+	if a, err := nc.Request("tools.default.twice.one", nil, waitTimeout); err != nats.ErrNoResponders {
+		t.Errorf("after it was removed: %v, %v", a, err)
+	}
+}
+
 // responding starts an answerer for the registry, with the returned view.
 func responding(t *testing.T, broker *meshtest.Server) *registry.View {
 	t.Helper()

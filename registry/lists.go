@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -25,8 +24,6 @@ import (
 const (
 	// sharedFrom is the min size in bytes of a list that is stored by itself.
 	sharedFrom = 1 << 10
-	// listsAtOnce is how many lists one read asks for.
-	listsAtOnce = 256
 	// listTries is how often a missing list is read at short intervals: its node stored it
 	// before its record, but a replica may lag.
 	listTries = 10
@@ -36,8 +33,6 @@ const (
 type listSum [sha256.Size]byte
 
 func (s listSum) String() string { return hex.EncodeToString(s[:]) }
-
-func (s listSum) key() store.Key { return store.Key{Bucket: subjects.BucketSchemas, Name: s.String()} }
 
 // storedTools is a stored record: with its tools, or with the digest of their list.
 type storedTools struct {
@@ -83,27 +78,15 @@ func publication(name string, r ToolsRecord) (p storedRecord, err error) {
 // putTools writes a record, and before it the list that it names.
 func (l *Lease) putTools(ctx context.Context, p storedRecord) error {
 	if p.tools != nil {
-		if err := l.putList(ctx, p.tools); err != nil {
-			return err
+		list := listSum(sha256.Sum256(p.tools)).String()
+		there, err := l.bus.Get(ctx, store.Key{Bucket: subjects.BucketSchemas, Name: list})
+		if err != nil || !bytes.Equal(there.Value, p.tools) { // most are there
+			if err := putSchema(ctx, l.bus, list, p.tools); err != nil {
+				return err
+			}
 		}
 	}
 	_, err := l.bus.Put(ctx, p.key, p.data, 0)
-	return err
-}
-
-// putList stores a list under its digest, unless it is there.
-func (l *Lease) putList(ctx context.Context, tools []byte) error {
-	key := listSum(sha256.Sum256(tools)).key()
-	e, err := l.bus.Get(ctx, key)
-	if errors.Is(err, store.ErrNoKey) {
-		if _, err = l.bus.Create(ctx, key, tools, 0); !errors.Is(err, store.ErrConflict) {
-			return err
-		}
-		e, err = l.bus.Latest(ctx, key) // another node was faster
-	}
-	if err == nil && !bytes.Equal(e.Value, tools) {
-		_, err = l.bus.Put(ctx, key, tools, 0) // another process wrote a value that the key does not name
-	}
 	return err
 }
 
@@ -154,7 +137,7 @@ func (v *View) readLists(ctx context.Context, look bool) error {
 		}
 	}
 	v.mu.RUnlock()
-	for some := range slices.Chunk(names, listsAtOnce) {
+	for some := range slices.Chunk(names, schemasAtOnce) {
 		q := store.Query{Stream: subjects.KVStream(subjects.BucketSchemas), Last: some}
 		for m, err := range values(ctx, v.bus, subjects.BucketSchemas, q) {
 			if err != nil {

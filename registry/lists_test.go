@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // alike is the record of an index of many tools, the same from each node.
@@ -193,5 +194,25 @@ func TestMalformedNamesOfListsAreIgnored(t *testing.T) {
 		if all, _ := v.List("s", "", 0); len(all) > 0 || v.Stale() > 0 {
 			t.Errorf("%q: %v", name, all)
 		}
+	}
+}
+
+// A process that publishes a tool puts its descriptor right where the store has another value.
+func TestDamagedDescriptorsAreRepaired(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	d := &tool.Descriptor{ID: "demo.a", InputSchema: json.RawMessage(`{"type":"object"}`)}
+	digest, err := d.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Of(b).Put(t.Context(), store.Key{Bucket: subjects.BucketSchemas, Name: digest}, []byte("damaged"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := testmesh.Store(t, b).PutDescriptors(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := testmesh.Store(t, b).Descriptor(t.Context(), digest); err != nil || got.ID != d.ID {
+		t.Fatalf("the descriptor that was published: %+v, %v", got, err)
 	}
 }

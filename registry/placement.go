@@ -46,8 +46,6 @@ type indexPlace struct {
 	session subjects.SessionID
 }
 
-func placeOf(r IndexRecord) indexPlace { return indexPlace{canonical(r.Name), canonical(r.Session)} }
-
 // saidOfIndex sums up the records that callable nodes have of an index.
 type saidOfIndex struct {
 	served bool                       // some node serves a tool
@@ -83,7 +81,7 @@ func (v *View) said(now time.Time) map[indexPlace]*saidOfIndex {
 // record of it, or all such records list unavailable tools only and an agent that the index is for
 // has no record of this revision, as it is still building it. The lock is held.
 func (v *View) unserved(r IndexRecord, all map[indexPlace]*saidOfIndex, now time.Time) bool {
-	said := all[placeOf(r)]
+	said := all[indexPlace{canonical(r.Name), canonical(r.Session)}]
 	if said == nil {
 		return true
 	}

@@ -228,9 +228,6 @@ func (v *View) lookup(session subjects.SessionID, name string) (id subjects.Tool
 // an ambiguous name.
 func (v *View) Named(session subjects.SessionID, name string) (Route, bool) {
 	id, _ := v.lookup(session, name)
-	if id == "" {
-		return Route{}, false
-	}
 	return v.Route(session, id)
 }
 

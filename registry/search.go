@@ -154,7 +154,7 @@ func (s *searcher) update(ctx context.Context, session subjects.SessionID, one *
 			added = append(added, key)
 		}
 	}
-	for part := range slices.Chunk(added, descriptorsAtOnce) {
+	for part := range slices.Chunk(added, schemasAtOnce) {
 		digests := make([]string, len(part))
 		for i, key := range part {
 			_, digests[i], _ = strings.Cut(key, "\x00")
@@ -260,7 +260,7 @@ func (r *Responder) search(ctx context.Context, q *query) (any, error) {
 			continue
 		}
 		found = append(found, FoundTool{ID: route.ID, Score: math.Round(score*1000) / 1000})
-		if digests = append(digests, digest); len(found) < limit && len(found) < descriptorsAtOnce {
+		if digests = append(digests, digest); len(found) < limit && len(found) < schemasAtOnce {
 			continue
 		}
 		if more, err := add(found, digests); err != nil || !more {

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -68,12 +69,25 @@ func (s *Store) putDescriptor(ctx context.Context, digest string, d *tool.Descri
 	if err != nil {
 		return err
 	}
-	key := store.Key{Bucket: subjects.BucketSchemas, Name: digest}
-	if _, err := s.bus.Create(ctx, key, data, 0); err != nil && !errors.Is(err, store.ErrConflict) {
+	if err := putSchema(ctx, s.bus, digest, data); err != nil {
 		return fmt.Errorf("publish the descriptor of tool %q: %w", d.ID, err)
 	}
 	s.cache.put(digest, d, len(data))
 	return nil
+}
+
+// putSchema stores data under its digest, in place of what another process may have written there.
+func putSchema(ctx context.Context, b store.Store, digest string, data []byte) error {
+	key := store.Key{Bucket: subjects.BucketSchemas, Name: digest}
+	_, err := b.Create(ctx, key, data, 0)
+	if !errors.Is(err, store.ErrConflict) {
+		return err
+	}
+	there, err := b.Latest(ctx, key)
+	if err == nil && !bytes.Equal(there.Value, data) {
+		_, err = b.Put(ctx, key, data, 0)
+	}
+	return err
 }
 
 // Descriptor returns the descriptor of a digest, from the cache if it was read
@@ -92,8 +106,8 @@ func (s *Store) Descriptor(ctx context.Context, digest string) (*tool.Descriptor
 	return d, nil
 }
 
-// descriptorsAtOnce is how many descriptors one read asks for.
-const descriptorsAtOnce = 256
+// schemasAtOnce is how many descriptors, or lists of tools, one read asks for.
+const schemasAtOnce = 256
 
 // Descriptors returns the descriptors of many digests with few reads. A digest
 // that is not stored, or whose descriptor is damaged, is missing in the result.
@@ -113,7 +127,7 @@ func (s *Store) Descriptors(ctx context.Context, digests []string) (map[string]*
 		asked[digest] = true
 		missing = append(missing, subjects.KVSubject(subjects.BucketSchemas, digest))
 	}
-	for some := range slices.Chunk(missing, descriptorsAtOnce) {
+	for some := range slices.Chunk(missing, schemasAtOnce) {
 		q := store.Query{Stream: subjects.KVStream(subjects.BucketSchemas), Last: some}
 		for m, err := range values(ctx, s.bus, subjects.BucketSchemas, q) {
 			if err != nil {

@@ -183,12 +183,7 @@ func takes(least, most int, what string) cobra.PositionalArgs {
 	}
 }
 
-func nothing(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usage(cmd, "%s takes no arguments, and got %q", wordsOf(cmd), args[0])
-	}
-	return nil
-}
+var nothing = takes(0, 0, "no arguments")
 
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{

@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -83,9 +84,7 @@ administrator's key.`,
 					printAll(a, "calls", calls, "no call that was asked for has ended", auditColumns, auditRow)
 					return nil
 				}
-				select {
-				case <-time.After(followEvery):
-				case <-ctx.Done():
+				if !wake.After(ctx, followEvery) {
 					return ctx.Err()
 				}
 			}

@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -52,8 +51,8 @@ func (a *app) bridge(ctx context.Context, packed bool) error {
 	}
 	serving := a.set.Serving
 	b, err := bridge.New(l.bus, &bridge.Options{
-		Session: session, Node: subjects.NodeID(serving.Node), Slots: int(serving.Slots), Labels: serving.Labels,
-		MaxTimeout: time.Duration(a.set.MaxTimeout), Version: process.ThisBuild(version, commit).Version,
+		Session: session, Node: subjects.NodeID(serving.Node), Slots: serving.Slots, Labels: serving.Labels,
+		MaxTimeout: a.set.MaxTimeout, Version: process.ThisBuild(version, commit).Version,
 		MessagePack: packed, Logger: a.log,
 	})
 	if err != nil {

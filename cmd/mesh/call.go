@@ -185,6 +185,13 @@ type callAnswer struct {
 	Error      *toolmesh.Error  `json:"error,omitempty"`
 }
 
+func answerOf(rpc subjects.RPCID, r *client.Result) callAnswer {
+	return callAnswer{
+		RPCID: rpc, Status: "ok", Result: orNull(r.Value), Node: &r.Node, DurationMS: new(milliseconds(r.Took)), Cache: r.Cache, Warning: r.Warning,
+		LaneWaitMS: milliseconds(r.LaneWait), NodeWaitMS: milliseconds(r.NodeWait),
+	}
+}
+
 func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc subjects.RPCID, body json.RawMessage, out string, options []client.CallOption) error {
 	if out != "" {
 		options = append(options, client.ByReference())
@@ -207,14 +214,11 @@ func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc su
 		return err
 	case out != "" && !a.json:
 	case a.json:
-		value := orNull(result.Value)
-		if out != "" {
-			value = nil
+		answer := answerOf(rpc, result)
+		if answer.Out = out; out != "" {
+			answer.Result = nil
 		}
-		a.printJSON(callAnswer{
-			RPCID: rpc, Status: "ok", Result: value, Out: out, Node: &result.Node, DurationMS: new(milliseconds(result.Took)), Cache: result.Cache, Warning: result.Warning,
-			LaneWaitMS: milliseconds(result.LaneWait), NodeWaitMS: milliseconds(result.NodeWait),
-		})
+		a.printJSON(answer)
 	default:
 		a.printValue(result.Value)
 	}

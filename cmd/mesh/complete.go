@@ -13,20 +13,14 @@ const completeWithin = 2 * time.Second
 // completes makes a command complete its first argument from list. Without a mesh it completes
 // nothing.
 func (a *app) completes(cmd *cobra.Command, list func(ctx context.Context, l *link) ([]string, error)) *cobra.Command {
-	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-		if len(args) > 0 || a.setError != nil || a.prepare(cmd) != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) (names []string, _ cobra.ShellCompDirective) {
 		ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
 		defer cancel()
-		l, err := a.connect(ctx)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		defer l.close()
-		names, err := list(ctx, l)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
+		if len(args) == 0 && a.setError == nil && a.prepare(cmd) == nil {
+			if l, err := a.connect(ctx); err == nil {
+				defer l.close()
+				names, _ = list(ctx, l)
+			}
 		}
 		return names, cobra.ShellCompDirectiveNoFileComp
 	}

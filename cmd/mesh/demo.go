@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -206,40 +207,27 @@ func hello(_ context.Context, in struct {
 	return "Hello " + in.Name + ", from Go.", nil
 }
 
-func (d *demo) goFunction(ctx context.Context) error {
+func (d *demo) goFunction(ctx context.Context) (err error) {
 	d.say(d.look.dim(`  host.Serve(ctx, url, &host.Options{Index: "greeter"},`))
 	d.say(d.look.dim(`      host.Named("hello", host.Func(hello)))   // schemas from the Go types`))
-	nc, _, err := connect.Connect(ctx, connect.Options{
-		Settings: connect.Settings{URL: d.url, Nkey: access.File(d.data, access.Node)}, Inboxes: []string{subjects.InboxNode},
+	const id = "greeter.hello"
+	serving, stop := context.WithCancel(ctx)
+	var node errgroup.Group
+	node.Go(func() error {
+		return host.Serve(serving, d.url, &host.Options{Index: "greeter", Env: d.env}, host.Named("hello", host.Func(hello), host.Description("Greet somebody.")))
 	})
-	if err != nil {
-		return err
-	}
-	defer nc.Close()
-	h, err := host.New(nc, &host.Options{Index: "greeter"})
-	if err != nil {
-		return err
-	}
-	id, err := h.Handle("hello", host.Func(hello), host.Description("Greet somebody."))
-	if err != nil {
-		return err
-	}
-	if err := h.Start(ctx); err != nil {
-		return err
-	}
 	defer func() {
-		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-		defer cancel()
-		_ = h.Stop(stop)
+		stop()
+		err = errors.Join(err, node.Wait())
 	}()
-	c, err := client.New(nc, nil)
+	c, err := client.Connect(ctx, d.url, &client.Options{Env: d.env})
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	inventory.Listed(ctx, c, []subjects.ToolID{id})
 	for _, c := range []command{
-		{args: []string{"call", string(id), "name=you"}, want: "Hello you, from Go."},
+		{args: []string{"call", id, "name=you"}, want: "Hello you, from Go."},
 		{args: []string{"nodes"}, want: "greeter"},
 	} {
 		if _, err := d.run(ctx, c); err != nil {
@@ -253,14 +241,10 @@ func (d *demo) goFunction(ctx context.Context) error {
 // output and the time taken, and returns the output.
 func (d *demo) run(ctx context.Context, c command) (string, error) {
 	d.prompt(c.args)
-	args := slices.Clone(c.args)
-	if d.url != "" {
-		args = append(args, "--server="+d.url, "--creds=", "--nkey="+access.File(d.data, access.Admin))
-	}
 	var stdout, stderr bytes.Buffer
 	shown := d.a.running("it runs", "")
 	begun := time.Now()
-	status := execute(ctx, args, d.env, strings.NewReader(""), &stdout, &stderr)
+	status := execute(ctx, c.args, d.env, strings.NewReader(""), &stdout, &stderr)
 	shown()
 	took := time.Since(begun)
 	if ctx.Err() != nil {

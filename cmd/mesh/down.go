@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/connect"
+	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
 const stopTimeout = 45 * time.Second
@@ -76,16 +77,14 @@ func (a *app) stopProcess(ctx context.Context, r connect.Record) error {
 	if err != nil && connect.ProcessID(r.PID) == r.Process {
 		return toolmesh.Errorf(toolmesh.CodePermissionDenied, "process %d cannot be stopped: %w", r.PID, err)
 	}
-	deadline := time.NewTimer(stopTimeout)
-	defer deadline.Stop()
-	ticker := time.NewTicker(20 * time.Millisecond)
-	defer ticker.Stop()
+	within, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
 	for connect.ProcessID(r.PID) == r.Process {
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
+		switch {
+		case wake.After(within, 20*time.Millisecond):
+		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case <-deadline.C:
+		default:
 			return toolmesh.Errorf(toolmesh.CodeUnavailable, "process %d was told to stop and has not done so within %s: it may be waiting for a call; kill -KILL %d ends it at once", r.PID, stopTimeout, r.PID)
 		}
 	}

@@ -245,14 +245,14 @@ func labelsOf(given []string) (registry.Labels, error) {
 	if text == everywhere {
 		return registry.Labels{}, nil
 	}
-	var labels settings.Labels
-	if err := labels.UnmarshalText([]byte(text)); err != nil {
+	labels, err := settings.ParseLabels(text)
+	if err != nil {
 		return nil, usage(nil, "--on %s: %s, or all for every node", text, err.Error())
 	}
 	if len(labels) == 0 {
 		return nil, usage(nil, "--on %q names no label: want k=v,k=v, or all for every node", text)
 	}
-	return registry.Labels(labels), nil
+	return labels, nil
 }
 
 // putFolder packs a folder of this machine, or a revision of it, and stores it in the mesh for the

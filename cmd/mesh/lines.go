@@ -139,9 +139,7 @@ func (a *lines) one(ctx context.Context, number int, line []byte) {
 		a.fail(id, rpc, err)
 		return
 	}
-	a.put(lineAnswer{id, callAnswer{
-		RPCID: rpc, Status: "ok", Result: orNull(result.Value), Warning: result.Warning, Node: &result.Node, DurationMS: new(milliseconds(result.Took)),
-	}})
+	a.put(lineAnswer{id, answerOf(rpc, result)})
 }
 
 func (a *lines) stream(ctx context.Context, id json.RawMessage, rpc subjects.RPCID, call *lineCall, options []client.CallOption) {

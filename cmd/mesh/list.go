@@ -27,7 +27,7 @@ func (a *app) lsCommand() *cobra.Command {
 			})
 			var unserved []inventory.Index
 			if !slices.ContainsFunc(kept, func(t registry.ListedTool) bool { return len(t.Nodes) > 0 }) {
-				known := a.known(ctx, l, tools)
+				known := a.known(ctx, l)
 				for _, x := range known {
 					if len(args) == 0 || string(x.Name) == args[0] {
 						unserved = append(unserved, x)
@@ -54,7 +54,7 @@ func (a *app) lsCommand() *cobra.Command {
 // known returns the indexes of this session, including those without a listed tool: only the nodes
 // that serve an index of many tools, or of an earlier version, know it. Without access to the
 // registry it returns the indexes of the tools.
-func (a *app) known(ctx context.Context, l *link, tools []registry.ListedTool) []inventory.Index {
+func (a *app) known(ctx context.Context, l *link) []inventory.Index {
 	if inventory.MayAsk(ctx, l.bus, l.domain) == nil {
 		view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
 		if err == nil {
@@ -62,12 +62,7 @@ func (a *app) known(ctx context.Context, l *link, tools []registry.ListedTool) [
 			return inventory.Indexes(view, l.session)
 		}
 	}
-	var all []inventory.Index
-	for _, t := range tools {
-		if t.Index != "" && !slices.ContainsFunc(all, func(x inventory.Index) bool { return x.Name == t.Index }) {
-			all = append(all, inventory.Index{Name: t.Index})
-		}
-	}
+	all, _ := inventory.Visible(ctx, l.client)
 	return all
 }
 

@@ -69,7 +69,7 @@ func (a *app) mcp(ctx context.Context, flags *pflag.FlagSet) error {
 	signal.Ignore(syscall.SIGPIPE) // a client that closes its pipe has ended
 	a.log = process.Logger(a.err, a.set.Logging, slog.LevelWarn)
 	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-		o := &gateway.Options{Version: process.ThisBuild(version, commit).Version, Logger: a.log, MCPResultMax: int(a.set.MCPResultMax)}
+		o := &gateway.Options{Version: process.ThisBuild(version, commit).Version, Logger: a.log, MCPResultMax: a.set.MCPResultMax}
 		_, query := mcpView(flags)
 		return gateway.Pipe(ctx, l.client, query, o, a.stdin(ctx), a.frames)
 	})
@@ -97,7 +97,7 @@ rest of the file stays as it is, comments too, and FILE.bak has what was there b
 				given = append(given, "--server="+a.set.NATSURL)
 			}
 			if a.sessionGiven {
-				given = append(given, "--session="+string(a.set.Session.Session))
+				given = append(given, "--session="+a.set.Session.Session)
 			}
 			entry, err := a.mcpEntry(args[0], program, given)
 			if err != nil {

@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/inventory"
@@ -142,7 +141,7 @@ func (a *app) nodeAdmin(ctx context.Context, id, verb string, body any, done str
 }
 
 func labelText(labels map[string]string) string {
-	return cmp.Or(settings.Labels(labels).String(), "-")
+	return cmp.Or(registry.Labels(labels).String(), "-")
 }
 
 func (a *app) nodeInvite() *cobra.Command {

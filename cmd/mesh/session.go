@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/internal/inventory"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -64,44 +65,30 @@ func (a *app) sessionCreate() *cobra.Command {
 			if len(args) > 0 {
 				id = subjects.SessionID(args[0])
 			}
-			if _, err := subjects.SessionKey(id); err != nil {
+			name, err := subjects.SessionKey(id)
+			if err != nil {
 				return usage(nil, "%q is no session: %s", id, err.Error())
 			}
 			pinned, err := parsePins(pins)
 			if err != nil {
 				return err
 			}
-			return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
+			return a.withRouter(ctx, func(ctx context.Context, l *link, view *registry.View, r *router.Router) error {
 				if err := a.resolvePins(inventory.Indexes(view, l.session), pinned); err != nil {
 					return err
 				}
-				r, err := l.router(a)
-				if err != nil {
+				create := func(public string) error {
+					_, err := r.CreateSession(ctx, &router.SessionOptions{ID: id, TTL: ttl, Pins: pinned, Key: public})
 					return err
 				}
-				defer func() { _ = r.Close() }()
-				o := router.SessionOptions{ID: id, TTL: ttl, Pins: pinned}
-				var file string
+				file, seed := "", ""
 				if key {
-					token, err := subjects.SessionKey(id)
-					if err != nil {
-						return err
-					}
-					file = token + ".nk"
-					if o.Key, err = access.CreateSessionKey(file); err != nil {
-						return err
-					}
-				}
-				_, err = r.CreateSession(ctx, &o)
-				if err == nil && key {
-					if err = a.tryKey(ctx, l.nc.ConnectedUrl(), id, file); err != nil {
-						err = errors.Join(err, r.EndSession(ctx, id))
-					}
+					file = name + ".nk"
+					seed, err = a.newKey(ctx, l, id, file, create, func() error { return r.EndSession(ctx, id) })
+				} else {
+					err = create("")
 				}
 				if err != nil {
-					if key {
-						_ = os.Remove(file)
-					}
 					return err
 				}
 				records, err := registry.NewStore(l.bus)
@@ -112,19 +99,9 @@ func (a *app) sessionCreate() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if a.json {
-					made := inventory.SessionOf(record)
-					if key {
-						seed, err := os.ReadFile(file)
-						if err != nil {
-							return err
-						}
-						made.Token = string(seed)
-					}
-					a.printJSON(made)
-				} else {
-					fmt.Fprintln(a.out, id)
-				}
+				made := inventory.SessionOf(record)
+				made.Token = seed
+				a.say(made, id)
 				if key {
 					fmt.Fprintf(a.err, "its key is in %s: --nkey %s --session %s\n", file, file, id)
 				}
@@ -137,6 +114,31 @@ func (a *app) sessionCreate() *cobra.Command {
 	cmd.Flags().BoolVar(&key, "key", false, "make a key that is good for this session alone and ends with it, in NAME.nk of this folder")
 	cmd.Flags().SortFlags = false
 	return cmd
+}
+
+// newKey makes a session's key in a file, has tell make it known to the mesh, and tries it. What fails leaves no file;
+// forget takes a key back that the NATS server refuses.
+func (a *app) newKey(ctx context.Context, l *link, id subjects.SessionID, file string, tell func(public string) error, forget func() error) (seed string, err error) {
+	public, err := access.CreateSessionKey(file)
+	if err != nil {
+		return "", err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(file)
+		}
+	}()
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = tell(public)
+	}
+	if err != nil {
+		return "", err
+	}
+	if err := a.tryKey(ctx, l.nc.ConnectedUrl(), id, file); err != nil {
+		return "", errors.Join(err, forget())
+	}
+	return string(text), nil
 }
 
 // tryKey connects with the key of a new session. The broker learns the key from the mesh, after a
@@ -154,11 +156,9 @@ func (a *app) tryKey(ctx context.Context, url string, id subjects.SessionID, fil
 			nc.Close()
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if !wake.After(ctx, 50*time.Millisecond) {
 			return toolmesh.Errorf(toolmesh.CodePermissionDenied,
 				"the NATS server does not take the session's key: one of your own must ask for it (mesh auth template --nats-conf), and agents or routers with --auth-issuer answer; or give the session a user there (docs/operations/nats.md): %w", err)
-		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }
@@ -196,26 +196,27 @@ func (a *app) resolvePins(all []inventory.Index, pins map[subjects.IndexName]str
 	return nil
 }
 
-// router joins the mesh for sessions and tokens, which need a router. It creates no bucket.
-func (l *link) router(a *app) (*router.Router, error) {
-	return router.New(l.nc, &router.Options{Session: l.session, Logger: a.log})
+// withRouter is withView with a router of the mesh, which sessions need. It creates no bucket.
+func (a *app) withRouter(ctx context.Context, do func(context.Context, *link, *registry.View, *router.Router) error) error {
+	return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
+		r, err := router.New(l.nc, &router.Options{Session: l.session, Logger: a.log})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = r.Close() }()
+		return do(ctx, l, view, r)
+	})
 }
 
 func (a *app) sessionEnd() *cobra.Command {
 	return &cobra.Command{
 		Use: "end NAME", Short: "End a session: its tools, calls and streams go", Args: takes(1, 1, "a session"),
 		RunE: runE(func(ctx context.Context, args []string) error {
-			id := subjects.SessionID(args[0])
-			return a.withView(ctx, func(ctx context.Context, l *link, _ *registry.View) error {
-				r, err := l.router(a)
-				if err != nil {
+			return a.withRouter(ctx, func(ctx context.Context, _ *link, _ *registry.View, r *router.Router) error {
+				if err := r.EndSession(ctx, subjects.SessionID(args[0])); err != nil {
 					return err
 				}
-				defer func() { _ = r.Close() }()
-				if err := r.EndSession(ctx, id); err != nil {
-					return err
-				}
-				a.tell(map[string]any{"id": id}, "ended %s", id)
+				a.tell(map[string]any{"id": args[0]}, "ended %s", args[0])
 				return nil
 			})
 		}),

@@ -152,9 +152,7 @@ func (a *app) taskWait() *cobra.Command {
 			case err != nil:
 				return err
 			case a.json:
-				a.printJSON(callAnswer{
-					RPCID: id, Status: "ok", Result: orNull(result.Value), Node: &result.Node, DurationMS: new(milliseconds(result.Took)),
-				})
+				a.printJSON(answerOf(id, result))
 			default:
 				a.printValue(result.Value)
 			}

@@ -135,34 +135,21 @@ alone, and make neither batches nor tasks. Its rights are renewed every 5 minute
 	return cmd
 }
 
-// makeToken creates a token's key and record and tries the key. It removes both if the NATS server
-// refuses it.
+// makeToken creates a token's key and record.
 func (a *app) makeToken(ctx context.Context, l *link, r *registry.TokenRecord) (seed string, err error) {
+	records, err := registry.NewStore(l.bus)
+	if err != nil {
+		return "", err
+	}
 	dir, err := os.MkdirTemp("", "mesh-token-")
 	if err != nil {
 		return "", fmt.Errorf("make a token: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	file := filepath.Join(dir, "token.nk")
-	if r.Key, err = access.CreateSessionKey(file); err != nil {
-		return "", err
-	}
-	r.ID = "tok_" + access.Digest(r.Key)
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return "", fmt.Errorf("make a token: %w", err)
-	}
-	records, err := registry.NewStore(l.bus)
-	if err != nil {
-		return "", err
-	}
-	if err := records.CreateToken(ctx, *r); err != nil {
-		return "", err
-	}
-	if err := a.tryKey(ctx, l.nc.ConnectedUrl(), r.Session, file); err != nil {
-		return "", errors.Join(err, records.DeleteToken(ctx, r.Session, r.ID))
-	}
-	return string(text), nil
+	return a.newKey(ctx, l, r.Session, filepath.Join(dir, "token.nk"), func(public string) error {
+		r.Key, r.ID = public, "tok_"+access.Digest(public)
+		return records.CreateToken(ctx, *r)
+	}, func() error { return records.DeleteToken(ctx, r.Session, r.ID) })
 }
 
 func (a *app) tokenRevoke() *cobra.Command {

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -127,18 +126,7 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 		if a.term.err {
 			fmt.Fprintln(a.err, a.term.dim("Ctrl-C stops it"))
 		}
-		unused, release := m.unused(f.idle)
-		select {
-		case <-ctx.Done():
-			m.log.Info("stopping: signalled")
-		case <-unused:
-			m.log.Info("stopping: no client is connected", slog.Duration("for", f.idle))
-		case <-m.done:
-			if err = m.lost(); err == nil {
-				m.log.Info("stopping: drained")
-			}
-		}
-		release()
+		err = m.serve(ctx, f.idle)
 		if a.term.err {
 			fmt.Fprintln(a.err, a.term.dim("stopping: calls in flight end first; Ctrl-C again does not wait"))
 		}
@@ -149,30 +137,31 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 	return err
 }
 
-// unused returns a channel that is closed once only this process has been connected for the time
-// idle; never for 0. release stops the wait.
-func (m *machine) unused(idle time.Duration) (closed <-chan struct{}, release func()) {
-	if idle == 0 {
-		return nil, func() {}
-	}
-	over, stop := make(chan struct{}), make(chan struct{})
-	var watching sync.WaitGroup
-	watching.Go(func() {
-		ticker := time.NewTicker(min(idle/4+time.Millisecond, time.Second))
-		defer ticker.Stop()
-		for last := time.Now(); time.Since(last) < idle; {
-			select {
-			case <-ticker.C:
-			case <-stop:
-				return
+// serve returns once the mesh must end: at the end of ctx, of its agent, or of the time idle in which only this process
+// was connected; never for 0.
+func (m *machine) serve(ctx context.Context, idle time.Duration) error {
+	look := time.NewTicker(min(cmp.Or(idle, time.Hour)/4+time.Millisecond, time.Second))
+	defer look.Stop()
+	for used := time.Now(); ; {
+		select {
+		case <-ctx.Done():
+			m.log.Info("stopping: signalled")
+			return nil
+		case <-m.done:
+			err := m.lost()
+			if err == nil {
+				m.log.Info("stopping: drained")
 			}
-			if m.clients() > 1 { // one is this process
-				last = time.Now()
+			return err
+		case <-look.C:
+			if idle == 0 || m.clients() > 1 { // one is this process
+				used = time.Now()
+			} else if time.Since(used) >= idle {
+				m.log.Info("stopping: no client is connected", slog.Duration("for", idle))
+				return nil
 			}
 		}
-		close(over)
-	})
-	return over, func() { close(stop); watching.Wait() }
+	}
 }
 
 // start starts the mesh. stop ends the started parts, also after an error.
@@ -247,7 +236,7 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 		}
 		m.ends = append(m.ends, func(context.Context) error { keys.Stop(); return nil })
 	}
-	address, free := string(m.a.set.GatewayListen), false
+	address, free := m.a.set.GatewayListen, false
 	if address == "" {
 		address, free = process.DefaultGateway, true
 	}

@@ -75,7 +75,6 @@ var floors = map[string]int{
 const (
 	natsGo     = "github.com/nats-io/nats.go"
 	natsServer = "github.com/nats-io/nats-server/v2"
-	envconfig  = "github.com/kelseyhightower/envconfig"
 	cobra      = "github.com/spf13/cobra"
 	prometheus = "github.com/prometheus"
 )
@@ -86,7 +85,6 @@ var onlyIn = []struct {
 	folders  []string
 	why      string
 }{
-	{envconfig, []string{"cmd"}, "settings are read at the edge; libraries take options"},
 	{cobra, []string{"cmd"}, "commands are the edge's"},
 	{prometheus, []string{"internal/monitor"}, "what others count they say in figures of their own"},
 	{natsServer, []string{"internal/broker", "meshtest"}, "only what starts a broker links one"},
@@ -298,7 +296,6 @@ func TestRulesRefuse(t *testing.T) {
 		"not std":             {brokenFloors, in("subjects", "github.com/google/uuid"), in("subjects", "encoding/base32")},
 		"out of a room":       {brokenRooms, in("executor/internal/venv/lock", module+"/executor"), in("executor/internal/pool", module+"/executor/internal/frame")},
 		"root imports a part": {brokenFloors, in("", module+"/subjects"), in("", "errors")},
-		"envconfig":           {brokenLinks, in("agent", envconfig), in("cmd/mesh", envconfig)},
 		"cobra":               {brokenLinks, in("gateway", cobra), in("cmd/mesh", cobra)},
 		"prometheus":          {brokenLinks, in("host", prometheus+"/client_golang/prometheus"), in("internal/monitor", prometheus+"/client_golang/prometheus")},
 		"nats-server":         {brokenLinks, in("cmd/mesh", natsServer+"/server"), in("internal/broker", natsServer+"/server")},

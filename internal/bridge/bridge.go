@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -61,7 +60,8 @@ type Bridge struct {
 	base     context.Context // ends with the bridge
 	stop     context.CancelCauseFunc
 	requests chan *frame   // about tools
-	drained  chan struct{} // closed by the program's drain
+	drained  chan struct{} // closed by drain, at the program's request
+	drain    func()
 	gone     chan struct{} // closed when the program has ended
 	hosted   chan struct{} // closed when the host exists
 	idle     chan struct{} // capacity 1: the program's last call was answered
@@ -75,7 +75,6 @@ type Bridge struct {
 	calls    map[string]*own
 	busy     int  // unanswered calls of the program
 	draining bool // refuse new calls, except nested ones
-	asked    bool // drained is closed
 	left     bool // gone is closed
 	broken   int  // calls served at that time
 }
@@ -91,9 +90,10 @@ func New(b *bus.Bus, opts *Options) (*Bridge, error) {
 	if err != nil {
 		return nil, err
 	}
+	drained := make(chan struct{})
 	return &Bridge{
 		opts: o, log: o.Logger, bus: b, client: c,
-		requests: make(chan *frame, mostRequests), drained: make(chan struct{}), gone: make(chan struct{}),
+		requests: make(chan *frame, mostRequests), drained: drained, drain: sync.OnceFunc(func() { close(drained) }), gone: make(chan struct{}),
 		hosted: make(chan struct{}), idle: make(chan struct{}, 1),
 		offered: make(map[place]map[subjects.ToolID]*tool.Descriptor),
 		serving: make(map[string]*served), calls: make(map[string]*own),
@@ -120,7 +120,7 @@ func (b *Bridge) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	}()
 	var requests sync.WaitGroup
 	requests.Go(b.answerRequests)
-	b.pipe.push(b.ready())
+	b.pipe.push(object("type", "ready", "protocol", int64(1), "node", string(b.opts.Node), "session_id", string(b.opts.Session), "max_payload", b.bus.MaxPayload()))
 	go func() { // ends with in
 		read <- b.read(in)
 		b.leaves()
@@ -231,13 +231,6 @@ func (b *Bridge) stopNode(ctx context.Context, h *host.Host) error {
 	return errors.Join(append(errs, h.Stop(ctx))...)
 }
 
-// ready returns the first frame.
-func (b *Bridge) ready() []byte {
-	f := append([]byte(`{"type":"ready","protocol":1,"node":`), appendText(nil, string(b.opts.Node))...)
-	f = append(appendText(append(f, `,"session_id":`...), string(b.opts.Session)), `,"max_payload":`...)
-	return append(strconv.AppendInt(f, b.bus.MaxPayload(), 10), '}')
-}
-
 // leaves records that the program has ended: calls that it was serving have failed.
 func (b *Bridge) leaves() {
 	b.mu.Lock()
@@ -307,12 +300,7 @@ func (b *Bridge) take(f *frame, bad error) {
 			}
 			return
 		case typeDrain:
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			if !b.asked {
-				b.asked = true
-				close(b.drained)
-			}
+			b.drain()
 			return
 		case typeError: // the program could not read one of ours
 			b.log.Warn("the program refuses a frame", slog.String("error", string(f.Error)))
@@ -332,12 +320,10 @@ func (b *Bridge) refuse(id []byte, err error) {
 	if !errors.As(err, &bad) {
 		bad = invalid("%w", err)
 	}
-	f := []byte(`{"type":"` + typeError + `"`)
-	if _, ok := nameOf(id); ok {
-		f = append(append(f, `,"rpc_id":`...), id...)
+	if _, ok := nameOf(id); !ok {
+		id = nil
 	}
-	f = append(append(f, `,"error":`...), writeFailure(bad)...)
-	_ = b.pipe.put(b.base, append(f, '}'))
+	_ = b.pipe.put(b.base, object("type", typeError, "rpc_id", id, "error", bad))
 }
 
 // answerRequests answers requests about tools in order.

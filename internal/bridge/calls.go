@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -151,8 +152,7 @@ func (b *Bridge) mayCall(q *question) error {
 	return nil
 }
 
-// under ends a call with its parent, and when its time is up. The client keeps the time of a call
-// without a parent, as its node can say more about its end.
+// under ends a call with its parent, in which calls with c.ctx are then nested.
 func (c *own) under(q *question) (end func()) {
 	if q.above == nil {
 		return func() {}
@@ -160,13 +160,8 @@ func (c *own) under(q *question) (end func()) {
 	mine := c.ctx
 	above, cancel := context.WithCancelCause(q.above.ctx)
 	release := context.AfterFunc(mine, func() { cancel(context.Cause(mine)) })
-	stop := func() {}
 	c.ctx = above
-	if q.timeout > 0 {
-		c.ctx, stop = context.WithTimeout(above, q.timeout)
-	}
 	return func() {
-		stop()
 		release()
 		cancel(nil)
 	}
@@ -199,37 +194,23 @@ func (b *Bridge) call(f *frame, bad error) {
 		var value json.RawMessage
 		switch {
 		case err != nil:
-		case f.kind == typeDescribe:
-			value, err = b.described(c, &q)
-		case f.kind == typeTask:
-			value, err = b.task(c, &q)
-		default:
+		case f.kind == typeCall:
 			value, err = b.unary(c, &q)
+		default:
+			if q.timeout > 0 {
+				var stop context.CancelFunc
+				c.ctx, stop = context.WithTimeout(c.ctx, q.timeout)
+				defer stop()
+			}
+			if f.kind == typeTask {
+				value, err = b.task(c, &q)
+			} else {
+				value, err = b.described(c, &q)
+			}
 		}
 		b.leave(c, key)
-		_ = b.pipe.put(b.base, respond(typeResponse, "rpc_id", c.id, value, err))
+		_ = b.pipe.put(b.base, respond(c.id, value, err))
 	}()
-}
-
-// respond returns the answer to a call or a request; name is the key of its id.
-func respond(kind, name string, id []byte, value json.RawMessage, err error) []byte {
-	f := make([]byte, 0, 128+len(id)+len(value))
-	f = append(f, `{"type":"`+kind+`"`...)
-	if len(id) > 0 {
-		f = append(f, `,"`+name+`":`...)
-		f = append(f, id...)
-	}
-	return append(appendOutcome(append(f, ','), value, err), '}')
-}
-
-// appendOutcome appends the outcome of a call.
-func appendOutcome(to []byte, value json.RawMessage, err error) []byte {
-	if err != nil {
-		to = append(to, `"status":"error","error":`...)
-		return append(to, writeFailure(err)...)
-	}
-	to = append(to, `"status":"ok","result":`...)
-	return append(to, value...)
 }
 
 // arguments returns the arguments object of a question. Positional arguments get their names from
@@ -280,16 +261,18 @@ func (b *Bridge) sessionOf(q *question) subjects.SessionID {
 	return b.opts.Session
 }
 
+// options returns the options of a call or a stream.
+func (b *Bridge) options(q *question) []client.CallOption {
+	return []client.CallOption{client.WithSession(b.sessionOf(q)), client.WithTimeout(q.timeout)}
+}
+
 func (b *Bridge) unary(c *own, q *question) (json.RawMessage, error) {
 	defer c.under(q)()
 	args, err := b.arguments(c.ctx, q)
 	if err != nil {
 		return nil, err
 	}
-	if q.above != nil {
-		return q.above.in(b, q.session).Call(c.ctx, string(q.tool), args)
-	}
-	result, err := b.client.Call(c.ctx, q.tool, args, client.WithSession(b.sessionOf(q)), client.WithTimeout(q.timeout))
+	result, err := b.client.Call(c.ctx, q.tool, args, b.options(q)...)
 	if err != nil {
 		return nil, err
 	}
@@ -299,12 +282,12 @@ func (b *Bridge) unary(c *own, q *question) (json.RawMessage, error) {
 // task makes a request about durable tasks: the tool of the question is its verb.
 func (b *Bridge) task(c *own, q *question) (value json.RawMessage, err error) {
 	defer c.under(q)()
-	if q.above != nil {
-		return q.above.in(b, q.session).Task(c.ctx, string(q.tool), q.kwargs)
-	}
 	var request codec.TaskRequest
 	if bad := codec.ParseBody(nil, q.kwargs, &request); bad != nil {
 		return nil, bad
+	}
+	if q.above != nil {
+		request.Parent = q.above.call.RPCID
 	}
 	err = b.client.In(b.sessionOf(q)).TaskVerb(c.ctx, string(q.tool), &request, &value)
 	return value, err
@@ -328,59 +311,39 @@ func (b *Bridge) described(c *own, q *question) (json.RawMessage, error) {
 
 // stream makes a streaming call, or fails it with err.
 func (b *Bridge) stream(c *own, key string, q *question, err error) {
-	var seq int64
-	chunk := func(kind string) []byte {
-		f := append([]byte(`{"type":"`+typeChunk+`","rpc_id":`), c.id...)
-		f = append(f, `,"chunk_type":"`+kind+`","seq":`...)
-		return strconv.AppendInt(f, seq, 10)
+	var sent int64
+	chunk := func(kind, name string, value any) []byte {
+		return object("type", typeChunk, "rpc_id", c.id, "chunk_type", kind, "seq", sent+1, name, value)
 	}
-	if err == nil {
-		err = b.items(c, q, func(data json.RawMessage) error {
-			seq++
-			if err := c.await(seq); err != nil {
-				seq--
-				return err
-			}
-			return b.pipe.put(c.ctx, append(append(append(chunk("data"), `,"data":`...), data...), '}'))
-		})
-	}
-	b.leave(c, key)
-	seq++
-	last := chunk("complete")
-	if err != nil {
-		last = append(append(chunk("error"), `,"error":`...), writeFailure(err)...)
-	}
-	_ = b.pipe.put(b.base, append(last, '}'))
-}
-
-// items makes a streaming call and passes its items to each, whose error cancels the call. The
-// error is that of each or of the call.
-func (b *Bridge) items(c *own, q *question, each func(json.RawMessage) error) error {
-	defer c.under(q)()
-	args, err := b.arguments(c.ctx, q)
-	if err != nil {
-		return err
-	}
-	if q.above != nil {
-		for data, err := range q.above.in(b, q.session).Stream(c.ctx, string(q.tool), args) {
+	read := func() error {
+		defer c.under(q)()
+		args, err := b.arguments(c.ctx, q)
+		if err != nil {
+			return err
+		}
+		for one, err := range b.client.Stream(c.ctx, q.tool, args, b.options(q)...) {
 			if err == nil {
-				err = each(data)
+				err = c.await(sent + 1)
+			}
+			if err == nil {
+				err = b.pipe.put(c.ctx, chunk("data", "data", one.Data))
 			}
 			if err != nil {
 				return err
 			}
+			sent++
 		}
 		return nil
 	}
-	for one, err := range b.client.Stream(c.ctx, q.tool, args, client.WithSession(b.sessionOf(q)), client.WithTimeout(q.timeout)) {
-		if err == nil {
-			err = each(one.Data)
-		}
-		if err != nil {
-			return err
-		}
+	if err == nil {
+		err = read()
 	}
-	return nil
+	b.leave(c, key)
+	last := chunk("complete", "", nil)
+	if err != nil {
+		last = chunk("error", "error", err)
+	}
+	_ = b.pipe.put(b.base, last)
 }
 
 // await waits for credit for item seq. The error is why the call ended.
@@ -437,14 +400,13 @@ func (b *Bridge) batch(f *frame, bad error) {
 			results, err = b.together(c, q, requests, opts)
 		}
 		b.leave(c, key)
-		answer := append([]byte(`{"type":"`+typeBatchResponse+`","batch_id":`), c.id...)
+		answer := []any{"type", typeBatchResponse, "batch_id", c.id}
 		if err != nil {
-			answer = appendOutcome(append(answer, ','), nil, err)
+			answer = append(answer, outcome(nil, err)...)
 		} else {
-			answer = append(append(answer, `,"results":[`...), bytes.Join(results, []byte(","))...)
-			answer = append(answer, ']')
+			answer = append(answer, "results", slices.Concat([]byte("["), bytes.Join(results, []byte(",")), []byte("]")))
 		}
-		_ = b.pipe.put(b.base, append(answer, '}'))
+		_ = b.pipe.put(b.base, object(answer...))
 	}()
 }
 
@@ -474,9 +436,12 @@ func (b *Bridge) together(c *own, q question, raws []json.RawMessage, opts []cli
 			calls = append(calls, r.call)
 		}
 	}
-	ends, err := b.batched(c, &q, calls, opts)
-	if err != nil {
-		return nil, err
+	var ends []client.BatchResult
+	if len(calls) > 0 {
+		var err error
+		if ends, err = b.client.Batch(c.ctx, calls, append(opts, client.WithSession(b.sessionOf(&q)))...); err != nil {
+			return nil, err
+		}
 	}
 	name, _ := nameOf(c.id)
 	results := make([][]byte, len(all))
@@ -487,22 +452,9 @@ func (b *Bridge) together(c *own, q question, raws []json.RawMessage, opts []cli
 			value, err = ends[0].Value, ends[0].Err
 			ends = ends[1:]
 		}
-		result := append(append([]byte(`{"index":`), r.index...), `,"rpc_id":`...)
-		result = appendText(result, name+"."+string(r.index))
-		results[i] = append(appendOutcome(append(result, ','), value, err), '}')
+		results[i] = object(append([]any{"index", r.index, "rpc_id", name + "." + string(r.index)}, outcome(value, err)...)...)
 	}
 	return results, nil
-}
-
-// batched sends a batch, unless it has nothing to send.
-func (b *Bridge) batched(c *own, q *question, calls []client.BatchCall, opts []client.CallOption) ([]client.BatchResult, error) {
-	switch {
-	case len(calls) == 0:
-		return nil, nil
-	case q.above != nil:
-		return q.above.in(b, q.session).Calls(c.ctx, calls, opts...)
-	}
-	return b.client.Batch(c.ctx, calls, append(opts, client.WithSession(b.sessionOf(q)))...)
 }
 
 // member reads one request of a batch.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"io"
+	"slices"
 	"strconv"
 
 	jsonv2 "github.com/go-json-experiment/json"
@@ -169,6 +170,53 @@ func (r *reader) next() (body []byte, err error) {
 		return plain, invalid("the frame is not MessagePack that could be JSON: %w", err)
 	}
 	return plain, nil
+}
+
+// object returns a JSON object of alternating names and values: text, whole numbers, errors, and JSON. It leaves out
+// members without a value: nil, and empty text and JSON.
+func object(members ...any) []byte {
+	var o []byte
+	for i := 0; i < len(members); i += 2 {
+		var value []byte
+		switch v := members[i+1].(type) {
+		case string:
+			if v != "" {
+				value = appendText(nil, v)
+			}
+		case int64:
+			value = strconv.AppendInt(nil, v, 10)
+		case error:
+			value = writeFailure(v)
+		case []byte:
+			value = v
+		case json.RawMessage:
+			value = v
+		}
+		if len(value) > 0 {
+			o = appendText(append(o, ','), members[i].(string)) //nolint:forcetypeassert // names are text
+			o = append(append(slices.Grow(o, len(value)+2), ':'), value...)
+		}
+	}
+	o[0] = '{'
+	return append(o, '}')
+}
+
+// outcome returns the members of an object that say how a call ended.
+func outcome(value json.RawMessage, err error) []any {
+	if err != nil {
+		return []any{"status", "error", "error", err}
+	}
+	return []any{"status", "ok", "result", value}
+}
+
+// respond returns the answer to a call or a request.
+func respond(id []byte, value json.RawMessage, err error) []byte {
+	return object(append([]any{"type", typeResponse, "rpc_id", id}, outcome(value, err)...)...)
+}
+
+func appendText(to []byte, value string) []byte {
+	to, _ = jsontext.AppendQuote(to, value) // replaces invalid UTF-8
+	return to
 }
 
 // appendFrame appends a JSON frame with its length.

@@ -79,16 +79,12 @@ func (p *pipe) free() {
 	p.room = make(chan struct{})
 }
 
-// keptBuffer is the max size of a reused buffer.
-const keptBuffer = 4 << 20
-
 // run writes the frames, all pending ones in one write. The error is the writer's.
 func (p *pipe) run() error {
-	var spare []byte
 	for range p.signal {
 		p.mu.Lock()
 		taken, closed := p.pending, p.closed
-		p.pending = spare[:0]
+		p.pending = nil
 		p.free()
 		p.mu.Unlock()
 		if len(taken) > 0 {
@@ -98,10 +94,6 @@ func (p *pipe) run() error {
 		}
 		if closed {
 			return nil
-		}
-		spare = nil
-		if cap(taken) <= keptBuffer {
-			spare = taken
 		}
 	}
 	return nil

@@ -1,18 +1,15 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"strconv"
 	"sync/atomic"
 	"time"
-
-	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // Bounds on the items that a program sends before the mesh takes them.
@@ -26,11 +23,10 @@ const (
 // served is a call that the program serves. It is kept until the program's answer, even if
 // cancelled.
 type served struct {
-	id     string // on the pipe
-	ctx    context.Context
-	call   *host.Call
-	nested *host.NestedCalls
-	items  chan item // capacity: items of a program that ignores credit
+	id    string // on the pipe
+	ctx   context.Context
+	call  *host.Call
+	items chan item // capacity: items of a program that ignores credit
 	// waiting is how many bytes of queued items are too large for a message.
 	waiting atomic.Int64
 }
@@ -71,7 +67,7 @@ func (p *program) ServeTool(ctx context.Context, call *host.Call, sink host.Sink
 	done := ctx.Done()
 	stop := func(err error) {
 		failed, done = err, nil
-		b.pipe.push(notice(typeCancel, s.id, ""))
+		b.pipe.push(object("type", typeCancel, "rpc_id", s.id))
 	}
 	var taken, bytes, granted int64 = 0, 0, firstCredit
 	for {
@@ -100,7 +96,7 @@ func (p *program) ServeTool(ctx context.Context, call *host.Call, sink host.Sink
 			window := min(max(creditBytes/max(bytes/taken, 1), leastCredit), mostCredit)
 			if failed == nil && granted-taken < min(window, firstCredit)/2 {
 				granted = taken + window
-				_ = b.pipe.put(ctx, notice(typeCredit, s.id, `,"seq":`+strconv.FormatInt(granted, 10)))
+				_ = b.pipe.put(ctx, object("type", typeCredit, "rpc_id", s.id, "seq", granted))
 			}
 		case <-done:
 			stop(context.Cause(ctx))
@@ -112,61 +108,20 @@ func (p *program) ServeTool(ctx context.Context, call *host.Call, sink host.Sink
 
 // request returns the frame that calls the program.
 func (p *program) request(s *served) []byte {
-	call, kind := s.call, typeCall
+	call, kind, args := s.call, typeCall, s.call.VarArgs
+	var left, credit any
 	if p.streaming {
-		kind = typeStream
+		kind, credit = typeStream, int64(firstCredit)
 	}
-	f := make([]byte, 0, 256+len(call.Args)+len(call.VarArgs))
-	f = append(f, `{"type":"`+kind+`","rpc_id":`...)
-	f = appendText(f, s.id)
-	f = append(f, `,"tool_id":`...)
-	if p.name != "" {
-		f = appendText(f, p.name)
-	} else {
-		f = appendText(f, string(call.Tool))
+	if len(args) == 0 {
+		args = json.RawMessage("[]")
 	}
-	f = append(f, `,"args":`...)
-	if len(call.VarArgs) > 0 {
-		f = append(f, call.VarArgs...)
-	} else {
-		f = append(f, `[]`...)
-	}
-	f = append(f, `,"kwargs":`...)
-	f = append(f, call.Args...)
-	f = append(f, `,"session_id":`...)
-	f = appendText(f, string(call.Session))
 	if !call.Deadline.IsZero() {
-		f = append(f, `,"timeout_ms":`...)
-		f = strconv.AppendInt(f, max(time.Until(call.Deadline).Milliseconds(), 0), 10)
+		left = max(time.Until(call.Deadline).Milliseconds(), 0)
 	}
-	f = append(f, `,"depth":`...)
-	f = strconv.AppendInt(f, int64(call.Depth), 10)
-	if call.Parent != "" {
-		f = append(f, `,"parent":`...)
-		f = appendText(f, string(call.Parent))
-	}
-	for _, one := range [...][2]string{{codec.HeaderTraceparent, call.Traceparent}, {codec.HeaderTracestate, call.Tracestate}, {codec.HeaderBaggage, call.Baggage}} {
-		if one[1] != "" {
-			f = appendText(append(f, ','), one[0])
-			f = appendText(append(f, ':'), one[1])
-		}
-	}
-	if p.streaming {
-		f = append(f, `,"credit":`...)
-		f = strconv.AppendInt(f, firstCredit, 10)
-	}
-	return append(f, '}')
-}
-
-// notice returns a frame about a call; more has further fields.
-func notice(kind, id, more string) []byte {
-	f := appendText([]byte(`{"type":"`+kind+`","rpc_id":`), id)
-	return append(append(f, more...), '}')
-}
-
-func appendText(to []byte, value string) []byte {
-	to, _ = jsontext.AppendQuote(to, value) // replaces invalid UTF-8
-	return to
+	return object("type", kind, "rpc_id", s.id, "tool_id", cmp.Or(p.name, string(call.Tool)), "args", args, "kwargs", call.Args,
+		"session_id", string(call.Session), "timeout_ms", left, "depth", int64(call.Depth), "parent", string(call.Parent),
+		codec.HeaderTraceparent, call.Traceparent, codec.HeaderTracestate, call.Tracestate, codec.HeaderBaggage, call.Baggage, "credit", credit)
 }
 
 // begin registers a call before the program gets it; nil if the program has ended.
@@ -175,7 +130,7 @@ func (b *Bridge) begin(ctx context.Context, call *host.Call, streaming bool) *se
 	if streaming {
 		capacity = mostCredit + 1 // one more for the end
 	}
-	s := &served{id: string(call.RPCID), ctx: ctx, call: call, nested: host.NewNestedCalls(b.client, call), items: make(chan item, capacity)}
+	s := &served{id: string(call.RPCID), ctx: ctx, call: call, items: make(chan item, capacity)}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.left {
@@ -285,14 +240,4 @@ func (b *Bridge) servedAs(name string) *served {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.serving[name]
-}
-
-// in returns the nested calls of a served call in a session; empty for its own.
-func (s *served) in(b *Bridge, session subjects.SessionID) *host.NestedCalls {
-	if session == "" || session == s.call.Session {
-		return s.nested
-	}
-	call := *s.call
-	call.Session = session
-	return host.NewNestedCalls(b.client, &call)
 }

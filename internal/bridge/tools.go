@@ -74,7 +74,7 @@ func (b *Bridge) request(f *frame) {
 	if err == nil && len(value) > maxFrame/2 {
 		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%d tools take %d bytes, more than a frame holds", result.ToolCount, len(value))
 	}
-	_ = b.pipe.put(b.base, respond(typeResponse, "rpc_id", f.RPCID, value, err))
+	_ = b.pipe.put(b.base, respond(f.RPCID, value, err))
 }
 
 func (b *Bridge) ask(ctx context.Context, f *frame) (*bridged, error) {

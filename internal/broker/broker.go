@@ -210,23 +210,18 @@ func (l *serverLog) Noticef(format string, v ...any) {
 	l.log.Debug(logMessage, slog.String("text", fmt.Sprintf(format, v...)))
 }
 
-func (l *serverLog) Warnf(format string, v ...any) {
-	text := fmt.Sprintf(format, v...)
-	l.log.Log(context.Background(), levelOf(text, slog.LevelWarn), logMessage, slog.String("text", text))
-}
-
+func (l *serverLog) Warnf(format string, v ...any) { l.line(slog.LevelWarn, fmt.Sprintf(format, v...)) }
 func (l *serverLog) Errorf(format string, v ...any) {
-	text := fmt.Sprintf(format, v...)
-	l.log.Log(context.Background(), levelOf(text, slog.LevelError), logMessage, slog.String("text", text))
+	l.line(slog.LevelError, fmt.Sprintf(format, v...))
 }
 
-// levelOf returns the level of a line that the server writes at level. Lines about a refused key are
-// of level debug: any stranger causes them, and the client is told why.
-func levelOf(text string, level slog.Level) slog.Level {
+// line writes a line of the server. Lines about a refused key are of level debug: any stranger causes
+// them, and the client is told why.
+func (l *serverLog) line(level slog.Level, text string) {
 	if strings.Contains(text, server.ErrAuthentication.Error()) || strings.Contains(text, "Auth callout service returned an error") {
-		return slog.LevelDebug
+		level = slog.LevelDebug
 	}
-	return level
+	l.log.Log(context.Background(), level, logMessage, slog.String("text", text))
 }
 
 func (l *serverLog) Debugf(format string, v ...any) { l.Noticef(format, v...) }

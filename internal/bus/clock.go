@@ -64,10 +64,9 @@ func (t MeshTime) Millis() (now, bound int64) {
 
 // clock measures the broker's time against the local monotonic clock.
 type clock struct {
-	base     time.Time    // monotonic zero
-	lastTick atomic.Int64 // monotonic time of the last tick
+	lastTick atomic.Int64 // the last tick, as [Mono]
 	lastWall atomic.Int64 // unix time of it: the monotonic clock stops while a machine sleeps
-	lastStop atomic.Int64 // monotonic time at which the last stall was seen; 0 = never
+	lastStop atomic.Int64 // when the last stall was seen, as [Mono]; 0 = never
 	kick     chan struct{}
 	told     string       // the subject at which nodes tell it, see [Options.Caller]
 	denied   time.Time    // of the connection that may not ask the broker; measureTime only
@@ -85,14 +84,13 @@ type clock struct {
 }
 
 func (c *clock) init() {
-	c.base = time.Now()
 	c.kick = make(chan struct{}, 1)
 	c.changed = make(chan struct{})
 	c.ticked()
 	c.invalidate(0)
 }
 
-func (c *clock) mono() time.Duration { return time.Since(c.base) }
+func (c *clock) mono() time.Duration { return time.Duration(Mono(time.Now())) }
 
 func (c *clock) ticked() {
 	c.lastTick.Store(int64(c.mono()))
@@ -191,7 +189,7 @@ func (b *Bus) StalledSince(t time.Time) bool {
 		return true
 	}
 	seen := b.clock.lastStop.Load()
-	return seen != 0 && time.Duration(seen) >= t.Sub(b.clock.base)
+	return seen != 0 && seen >= Mono(t)
 }
 
 // tick is the goroutine that sees whether the process runs.
@@ -210,7 +208,7 @@ func (b *Bus) tick() {
 			c.ticked()
 			continue
 		}
-		c.lastStop.Store(max(int64(c.mono()), 1))
+		c.lastStop.Store(int64(c.mono()))
 		c.invalidate(length)
 		// Last, so that StalledSince sees one of the two at any time.
 		c.ticked()

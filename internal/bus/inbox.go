@@ -47,7 +47,6 @@ type inboxes struct {
 // methods may be called concurrently.
 type Inbox struct {
 	in      *inboxes
-	token   string
 	subject string
 	deliver func(m *nats.Msg, err error)
 	sentTo  atomic.Pointer[string] // subject of the last Send
@@ -72,8 +71,7 @@ func (b *Bus) Open(deliver func(m *nats.Msg, err error)) (*Inbox, error) {
 	in := &b.inbox
 	// Random, not counted: the node that answers one call must not be able to answer another.
 	subject := string(strconv.AppendUint(append(make([]byte, 0, 96), in.prefix...), rand.Uint64(), 36))
-	token := subject[len(in.prefix):]
-	i := &Inbox{in: in, token: token, subject: subject, deliver: deliver}
+	i := &Inbox{in: in, subject: subject, deliver: deliver}
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.err != nil {
@@ -88,7 +86,7 @@ func (b *Bus) Open(deliver func(m *nats.Msg, err error)) (*Inbox, error) {
 		in.sub, in.messages = sub, messages
 		in.pump.Go(in.run)
 	}
-	in.open[token] = i
+	in.open[subject[len(in.prefix):]] = i
 	return i, nil
 }
 
@@ -134,7 +132,7 @@ func (in *inboxes) run() {
 func (i *Inbox) Close() {
 	in := i.in
 	in.mu.Lock()
-	delete(in.open, i.token)
+	delete(in.open, i.subject[len(in.prefix):])
 	in.mu.Unlock()
 }
 

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"sync"
 	"time"
 
@@ -12,13 +13,16 @@ type Opener interface {
 	Open(deliver func(*nats.Msg, error)) (*Inbox, error)
 }
 
-// probeEvery is the interval of messages that probe for a subscriber.
+// probeEvery is the interval of messages that probe for a subscriber, if a probe has none of its own.
 const probeEvery = 900 * time.Millisecond
 
 // Probe finds out whether messages still have a subscriber: now and then one has a reply subject
 // of the probe, on which the broker reports if there was none. The zero value is ready; its
 // methods may be called concurrently.
 type Probe struct {
+	// Every is the interval of its messages. Defaults to 900 ms.
+	Every time.Duration
+
 	mu          sync.Mutex
 	inbox       *Inbox
 	closed      bool
@@ -48,7 +52,7 @@ func (p *Probe) Next(b Opener) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
-	if p.closed || now.Sub(p.at) < probeEvery {
+	if p.closed || now.Sub(p.at) < cmp.Or(p.Every, probeEvery) {
 		return ""
 	}
 	if p.inbox == nil {

@@ -68,10 +68,8 @@ func (b *Bus) StartService(c ServiceConfig) (*Service, error) {
 	if err := CheckServiceName(c.Name); err != nil {
 		return nil, err
 	}
-	metadata := maps.Clone(c.Metadata)
-	if metadata == nil {
-		metadata = map[string]string{}
-	}
+	metadata := map[string]string{} // in JSON an object, also without members
+	maps.Copy(metadata, c.Metadata)
 	s := &Service{
 		bus: b, config: c, started: time.Now().UTC(),
 		identity: micro.ServiceIdentity{Name: c.Name, ID: uuid.NewString(), Version: semantic(c.Version), Metadata: metadata},

@@ -78,9 +78,7 @@ type SessionKeys struct {
 // does not ask about: its key is among the auth_users. The error is permission_denied
 // where it may not. End it with Stop.
 func Serve(ctx context.Context, nc *nats.Conn, issuer *access.Issuer, o Options) (*SessionKeys, error) {
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	k := &SessionKeys{
 		issuer: issuer, opts: o, quit: make(chan struct{}), clients: make(map[uint64]string),
 		wrong: rate.Sometimes{Interval: time.Minute},

@@ -88,10 +88,8 @@ func Demands(nodes []registry.NodeStatus, awaited map[string]codec.Awaited) []De
 // demandOf returns that of one pool: zeros for one without nodes, which a scaler has to
 // be able to ask for.
 func demandOf(pool string, all []Demand) Demand {
-	for _, d := range all {
-		if d.Pool == pool {
-			return d
-		}
+	if i := slices.IndexFunc(all, func(d Demand) bool { return d.Pool == pool }); i >= 0 {
+		return all[i]
 	}
 	return Demand{Pool: pool}
 }

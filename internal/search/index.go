@@ -52,33 +52,25 @@ type posting struct {
 // Index finds documents by words. Methods that change it must not run with any other.
 type Index struct {
 	postings map[string][]posting
-	numbers  map[string]int32
-	keys     []string // by number; "" where free
-	free     []int32
+	has      map[string]bool
+	keys     []string // by number
 }
 
 // NewIndex returns an index without documents.
 func NewIndex() *Index {
-	return &Index{postings: make(map[string][]posting), numbers: make(map[string]int32)}
+	return &Index{postings: make(map[string][]posting), has: make(map[string]bool)}
 }
 
 // Len is how many documents the index has.
-func (x *Index) Len() int { return len(x.numbers) }
+func (x *Index) Len() int { return len(x.keys) }
 
 // Has reports whether the index has a document of a key.
-func (x *Index) Has(key string) bool { _, ok := x.numbers[key]; return ok }
+func (x *Index) Has(key string) bool { return x.has[key] }
 
 // Put adds a document under a key that the index does not have.
 func (x *Index) Put(key string, d Document) {
-	var number int32
-	if n := len(x.free); n > 0 {
-		number, x.free = x.free[n-1], x.free[:n-1]
-		x.keys[number] = key
-	} else {
-		number = int32(len(x.keys)) //nolint:gosec // there are not so many tools
-		x.keys = append(x.keys, key)
-	}
-	x.numbers[key] = number
+	number := int32(len(x.keys)) //nolint:gosec // there are not so many tools
+	x.keys, x.has[key] = append(x.keys, key), true
 	for term, worth := range d.terms() {
 		x.postings[term] = append(x.postings[term], posting{number, float32(worth / (worth + saturation))})
 	}
@@ -86,22 +78,24 @@ func (x *Index) Put(key string, d Document) {
 
 // Remove drops the documents of which gone says so.
 func (x *Index) Remove(gone func(key string) bool) {
-	dead := make(map[int32]bool)
-	for key, number := range x.numbers {
-		if gone(key) {
-			dead[number] = true
-			delete(x.numbers, key)
-			x.keys[number] = ""
-			x.free = append(x.free, number)
+	const none = -1
+	numbers, kept := make([]int32, len(x.keys)), x.keys[:0] // the new numbers
+	for i, key := range x.keys {
+		if numbers[i] = int32(len(kept)); gone(key) { //nolint:gosec // as above
+			numbers[i] = none
+			delete(x.has, key)
+			continue
 		}
+		kept = append(kept, key)
 	}
-	if len(dead) == 0 {
+	if len(kept) == len(x.keys) {
 		return
 	}
+	x.keys = kept
 	for term, all := range x.postings {
 		kept := all[:0]
 		for _, p := range all {
-			if !dead[p.doc] {
+			if p.doc = numbers[p.doc]; p.doc != none {
 				kept = append(kept, p)
 			}
 		}

@@ -56,12 +56,13 @@ func TestAReplicaLags(t *testing.T) {
 	near, far := open(t, servers[0].Connect(t), nil), open(t, servers[2].Connect(t, nats.IgnoreDiscoveredServers()), nil)
 	ensure(t, near, nil)
 	values := subjects.ObjectStream(subjects.ObjectTasks)
+	id := func(name string) string { return "default." + name + ".1.x" }
 	subject := func(name string) string {
-		return subjects.ObjectParts(subjects.ObjectTasks) + "default." + name + ".1.x"
+		return subjects.ObjectParts(subjects.ObjectTasks) + id(name)
 	}
 	data := bytes.Repeat([]byte("0123456789abcdef"), 70_000)
 	// The replicas of the third server answer, and have all that there is.
-	if _, err := near.StoreParts(t.Context(), values, subject("first"), data); err != nil {
+	if _, err := near.StoreParts(t.Context(), subjects.ObjectTasks, id("first"), data); err != nil {
 		t.Fatal(err)
 	}
 	meshtest.Until(t, "the third server's replicas answer", func() bool {
@@ -89,7 +90,7 @@ func TestAReplicaLags(t *testing.T) {
 	meshtest.Until(t, "the others store a value", func() (ok bool) {
 		name += "x" // a subject of its own for each attempt
 		var err error
-		parts, err = near.StoreParts(t.Context(), values, subject(name), data)
+		parts, err = near.StoreParts(t.Context(), subjects.ObjectTasks, id(name), data)
 		return err == nil
 	})
 	asked, err := far.Conn().SubscribeSync("$JS.API.DIRECT.GET." + values)
@@ -101,8 +102,9 @@ func TestAReplicaLags(t *testing.T) {
 		err  error
 	}
 	load := func() loaded {
-		value, err := far.LoadParts(t.Context(), values, subject(name), parts)
-		return loaded{value, err}
+		var value bytes.Buffer
+		_, err := far.CopyParts(t.Context(), subjects.ObjectTasks, id(name), parts, int64(len(data)), &value)
+		return loaded{value.Bytes(), err}
 	}
 	got := make(chan loaded, 1)
 	go func() { got <- load() }()

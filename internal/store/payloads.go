@@ -324,10 +324,10 @@ func (u *Upload) begin() (err error) {
 // partsAhead is how many parts are sent before the store has acknowledged them.
 const partsAhead = 8
 
-// StoreParts stores data as messages of one subject, for [Store.LoadParts], and returns how
-// many there are. The subject must be a new one. The error is [ErrFull] or unavailable.
-func (st Store) StoreParts(ctx context.Context, stream, subject string, data []byte) (parts int, err error) {
-	u := &Upload{st: st, stream: stream, parts: subject}
+// StoreParts stores data as the parts of an object without a description, for [Store.CopyParts], and
+// returns how many there are. The id must be a new one. The error is [ErrFull] or unavailable.
+func (st Store) StoreParts(ctx context.Context, bucket, id string, data []byte) (parts int, err error) {
+	u := &Upload{st: st, stream: subjects.ObjectStream(bucket), parts: subjects.ObjectParts(bucket) + id}
 	if err := u.begin(); err != nil {
 		return 0, err
 	}
@@ -350,16 +350,11 @@ func (st Store) StoreParts(ctx context.Context, stream, subject string, data []b
 	return u.sent, nil
 }
 
-// LoadParts reads the parts that [Store.StoreParts] has stored. It waits for parts that the
-// answering replica lacks; if they do not come, the error is unavailable.
-func (st Store) LoadParts(ctx context.Context, stream, subject string, parts int) ([]byte, error) {
-	var data []byte
-	q := Query{Stream: stream, Subject: subject, Bytes: readBytes}
-	_, err := st.readParts(ctx, "read "+subject, q, parts, func(part *Stored) (bool, error) {
-		data = append(data, part.Data...)
-		return true, nil
-	})
-	return data, err
+// CopyParts writes the parts that [Store.StoreParts] has stored for an object of a bucket to w, and
+// returns the digest of that. It waits for parts that the answering replica lacks; if they do not
+// come, the error is unavailable. Above size bytes it ends.
+func (st Store) CopyParts(ctx context.Context, bucket, id string, parts int, size int64, w io.Writer) (digest string, err error) {
+	return st.copy(ctx, bucket, Object{Name: id, Size: size, info: jetstream.ObjectInfo{NUID: id, Chunks: uint32(parts)}}, w) //nolint:gosec // few
 }
 
 // Info describes a stream, with the number of messages of each subject that a filter covers.

@@ -207,9 +207,10 @@ func (s *Service) countUse(ctx context.Context, session, account subjects.Sessio
 		}
 	}
 	for subject := range values.State.Subjects {
-		if key := strings.TrimPrefix(subject, valueParts); mine(key) {
-			size, _ := strconv.ParseInt(strings.Split(key, ".")[2], 10, 64)
-			u.bytes += size
+		id := strings.Split(strings.TrimPrefix(subject, valueParts), ".")
+		if len(id) == 4 && mine(id[0]) { // else it is none of ours
+			size, _ := strconv.ParseInt(id[2], 10, 64)
+			u.bytes += max(size, 0)
 		}
 	}
 	u.add(coming, 1)

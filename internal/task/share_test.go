@@ -367,3 +367,24 @@ func TestABurstLeavesOthersRoom(t *testing.T) {
 	succeeds(t, submit(t, other, "jobs.echo", "o", nil), "did o")
 	close(d.gate("g"))
 }
+
+// A message of another publisher in the store of values counts nothing, and ends no runner.
+func TestForeignMessagesAmongValues(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	d.serve(t, broker.Connect(t), host.Options{})
+	runs(t, broker.Connect(t), 0)
+	nc := broker.Connect(t)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"default.x", "default.x.many", "made-up.x"} {
+		if _, err := js.Publish(t.Context(), subjects.ObjectParts(subjects.ObjectTasks)+name, []byte("foreign")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	succeeds(t, submit(t, calls(t, nc, ""), "jobs.echo", "a", nil), "did a")
+	succeeds(t, submit(t, calls(t, nc, "made-up"), "jobs.echo", "b", nil), "did b")
+}

@@ -62,7 +62,7 @@ func (s *Service) keep(ctx context.Context, t *stored, data []byte) (*value, err
 	defer cancel()
 	v := &value{Digest: digestOf(data), Size: int64(len(data)), ID: fmt.Sprintf("%s.%d.%s", t.key.Name, len(data), uuid.NewString())}
 	var err error
-	if v.Parts, err = s.bus.StoreParts(ctx, valueStream, valueParts+v.ID, data); err == nil {
+	if v.Parts, err = s.bus.StoreParts(ctx, subjects.ObjectTasks, v.ID, data); err == nil {
 		return v, nil
 	}
 	if errors.Is(err, store.ErrFull) {
@@ -76,14 +76,15 @@ func (s *Service) keep(ctx context.Context, t *stored, data []byte) (*value, err
 func (s *Service) fetch(ctx context.Context, v *value) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, valueWait)
 	defer cancel()
-	data, err := s.bus.LoadParts(ctx, valueStream, valueParts+v.ID, v.Parts)
+	var data bytes.Buffer
+	got, err := s.bus.CopyParts(ctx, subjects.ObjectTasks, v.ID, v.Parts, v.Size, &data)
 	if err != nil {
 		return nil, unavailable("read a payload of a task: %w", err)
 	}
-	if got := digestOf(data); got != v.Digest {
+	if got != v.Digest {
 		return nil, invalid("the payload %s of a task was altered: its digest is %s, and was %s", v.ID, got, v.Digest)
 	}
-	return data, nil
+	return data.Bytes(), nil
 }
 
 // drop deletes values without a record; a sweep repeats failures.

@@ -3,6 +3,7 @@ package transcript
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -140,13 +141,8 @@ func message(text string) (header map[string][]string, body []byte, err error) {
 // Text renders a message as the files have it: headers in the order of their
 // names, an empty line, and the body.
 func Text(header map[string][]string, body []byte) string {
-	var names []string
-	for name := range header {
-		names = append(names, name)
-	}
-	slices.Sort(names)
 	var b strings.Builder
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(header)) {
 		for _, value := range header[name] {
 			b.WriteString(strings.TrimRight(name+": "+value, " ") + "\n")
 		}

@@ -44,8 +44,8 @@ func ReadFacts(root string) (*Facts, error) {
 }
 
 // settings reads which variables the binaries know, by the rule of package settings: MESH_
-// and the tag envconfig, else MESH_ and the flag in capitals. A variable of NATS is known
-// by the tag envconfig alone, too.
+// and the tag env, else MESH_ and the flag in capitals. A variable of NATS is known
+// by the tag env alone, too.
 func settings(file string) (known map[string]map[string]bool, defaults map[string]string, err error) {
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
 	if err != nil {
@@ -75,7 +75,7 @@ func settings(file string) (known map[string]map[string]bool, defaults map[strin
 			}
 			raw, _ := strconv.Unquote(field.Tag.Value)
 			tag := reflect.StructTag(raw)
-			if env := tag.Get("envconfig"); env != "" {
+			if env := tag.Get("env"); env != "" {
 				into["MESH_"+env], into[env] = true, true
 			} else if flag := tag.Get("flag"); flag != "" {
 				name := "MESH_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))

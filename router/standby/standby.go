@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -78,6 +79,7 @@ type Standby struct {
 	wg   sync.WaitGroup     // all goroutines
 	once sync.Once
 	told *awaiting.Teller
+	ctl  *nats.Subscription             // cancels and answers of callers
 	held *fair.Room[subjects.SessionID] // bytes of messages
 	// places bounds the calls: an account has at most as many as it leaves free.
 	places *fair.Room[subjects.SessionID]
@@ -112,6 +114,11 @@ func New(conn registry.Conn, view *registry.View, node subjects.NodeID, opts *Op
 		subs: make(map[string]*nats.Subscription), since: make(map[string]time.Time), calls: make(map[*call]struct{}),
 		held: fair.NewRoom[subjects.SessionID](heldBytes), places: fair.NewRoom[subjects.SessionID](int64(o.Calls)), sent: make(map[subjects.NodeID]int), changed: make(chan struct{}), outcomes: Outcomes{Ended: make(map[toolmesh.Code]uint64)},
 	}
+	ctl, err := b.Conn().Subscribe(subjects.AllCtl, s.control)
+	if err != nil {
+		return nil, unavailable("subscribe %s: %w", subjects.AllCtl, err)
+	}
+	s.ctl = ctl
 	s.base, s.end = context.WithCancel(context.Background())
 	s.told = awaiting.Tell(b, append(more, s.Awaited)...)
 	news := make(chan struct{}, 1)
@@ -130,10 +137,7 @@ func (s *Standby) Stop(ctx context.Context) {
 	s.once.Do(func() {
 		s.mu.Lock()
 		s.closed = true
-		subs := make([]*nats.Subscription, 0, len(s.subs))
-		for _, sub := range s.subs {
-			subs = append(subs, sub)
-		}
+		subs := append(slices.Collect(maps.Values(s.subs)), s.ctl)
 		clear(s.subs)
 		s.mu.Unlock()
 		_ = s.bus.Drain(ctx, subs...)
@@ -155,7 +159,7 @@ func (s *Standby) Outcomes() Outcomes {
 	defer s.mu.Unlock()
 	f := Outcomes{Ended: maps.Clone(s.outcomes.Ended), Waited: s.outcomes.Waited}
 	for subject := range s.subs {
-		if subject != subjects.AllCtl && subject != subjects.AllBatches {
+		if subject != subjects.AllBatches {
 			f.Indexes++
 		}
 	}
@@ -225,7 +229,7 @@ func (s *Standby) look() {
 	}
 	now := time.Now()
 	for subject, sub := range s.subs {
-		if subject != subjects.AllCtl && !want[subject] {
+		if !want[subject] {
 			_ = sub.Drain() // without a connection there is nothing to drain, and it is subscribed anew
 			delete(s.subs, subject)
 			s.since[subject] = now
@@ -234,34 +238,17 @@ func (s *Standby) look() {
 	maps.DeleteFunc(s.since, func(_ string, at time.Time) bool { return now.Sub(at) > settle })
 	for subject := range want {
 		delete(s.since, subject)
-		s.subscribe(subject)
-	}
-	switch ctl := s.subs[subjects.AllCtl]; {
-	case len(want) == 0 && len(s.calls) == 0 && ctl != nil:
-		_ = ctl.Unsubscribe()
-		delete(s.subs, subjects.AllCtl)
-	case (len(want) > 0 || len(s.calls) > 0) && ctl == nil:
-		sub, err := s.bus.Conn().Subscribe(subjects.AllCtl, s.control)
-		s.subscribed(subjects.AllCtl, sub, err)
+		if s.subs[subject] != nil {
+			continue
+		}
+		sub, err := s.bus.Conn().QueueSubscribe(subject, subjects.QueueGroup, s.receive)
+		if err != nil { // it is tried again
+			s.log.Warn("calls of an index without nodes do not wait here", slog.String("subject", subject), slog.String("error", err.Error()))
+			continue
+		}
+		s.subs[subject] = sub
 	}
 	s.wake()
-}
-
-// subscribe has a subject's requests come here as well; s.mu is held.
-func (s *Standby) subscribe(subject string) {
-	if s.subs[subject] == nil {
-		sub, err := s.bus.Conn().QueueSubscribe(subject, subjects.QueueGroup, s.receive)
-		s.subscribed(subject, sub, err)
-	}
-}
-
-// subscribed notes a subscription; s.mu is held.
-func (s *Standby) subscribed(subject string, sub *nats.Subscription, err error) {
-	if err != nil { // it is tried again
-		s.log.Warn("calls of an index without nodes do not wait here", slog.String("subject", subject), slog.String("error", err.Error()))
-		return
-	}
-	s.subs[subject] = sub
 }
 
 // wake has all calls that wait look again; s.mu is held.

@@ -179,9 +179,7 @@ func (l *looseWriter) forGemini(o *object) *object {
 			switch {
 			case l.open[name]:
 				l.in.notes.add("", "%s is recursive, and Gemini takes no circles: deeper values are not described", name)
-				if target.has("type") {
-					out.set("type", target.get("type"))
-				}
+				out.take(target, "type")
 			case len(o.keys) > 1:
 				out.set("anyOf", []any{newObject("$ref", value)})
 			default:

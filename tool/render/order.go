@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	jsonv2 "github.com/go-json-experiment/json"
@@ -65,11 +66,16 @@ func (o *object) drop(keys ...string) {
 
 // clone copies the object, not its values.
 func (o *object) clone() *object {
-	c := &object{keys: slices.Clone(o.keys), values: make(map[string]any, len(o.values))}
-	for k, v := range o.values {
-		c.values[k] = v
+	return &object{keys: slices.Clone(o.keys), values: maps.Clone(o.values)}
+}
+
+// take sets those of some members that another object has.
+func (o *object) take(from *object, keys ...string) {
+	for _, key := range keys {
+		if from.has(key) {
+			o.set(key, from.get(key))
+		}
 	}
-	return c
 }
 
 // MarshalJSON writes the members in their order.

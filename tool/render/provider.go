@@ -91,16 +91,10 @@ func (s *schema) ownWords(out *object, metadata json.RawMessage) {
 	if words == nil {
 		return
 	}
-	for _, key := range []string{"icons", "_meta"} {
-		if words.has(key) {
-			out.set(key, words.get(key))
-		}
-	}
+	out.take(words, "icons", "_meta")
 	if hints := words.object("annotations"); hints != nil {
 		if declared := out.object("annotations"); declared != nil {
-			for _, key := range declared.keys {
-				hints.set(key, declared.get(key))
-			}
+			hints.take(declared, declared.keys...)
 		}
 		out.set("annotations", hints)
 	}

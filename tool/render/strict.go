@@ -1,6 +1,7 @@
 package render
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strings"
@@ -128,11 +129,7 @@ func (s *strictWriter) schema(o *object, path string, depth int) *object {
 		}
 	}
 	several := newObject("anyOf", branches)
-	for _, word := range []string{"description", "default"} {
-		if flat.has(word) {
-			several.set(word, flat.get(word))
-		}
-	}
+	several.take(flat, "description", "default")
 	return s.alternatives(several, "anyOf", path, depth)
 }
 
@@ -200,11 +197,7 @@ func (s *strictWriter) typed(o *object, kind, path string, depth int) *object {
 			text = joined(text, "Encoded as "+encoding+".")
 		}
 	case "integer", "number":
-		for _, word := range []string{"multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"} {
-			if o.has(word) {
-				out.set(word, o.get(word))
-			}
-		}
+		out.take(o, "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 	case "array":
 		s.array(o, out, path, depth)
 	case "object":
@@ -258,11 +251,7 @@ func (o *object) setText(text string, from *object) {
 
 func (s *strictWriter) array(o, out *object, path string, depth int) {
 	item := o.object("items")
-	for _, word := range []string{"minItems", "maxItems"} {
-		if o.has(word) {
-			out.set(word, o.get(word))
-		}
-	}
+	out.take(o, "minItems", "maxItems")
 	if prefix := o.list("prefixItems"); len(prefix) > 0 {
 		same := alike(prefix)
 		switch {
@@ -387,9 +376,7 @@ func orNull(o *object) *object {
 		inner := o.clone()
 		inner.drop("description")
 		out = newObject()
-		if o.has("description") {
-			out.set("description", o.get("description"))
-		}
+		out.take(o, "description")
 		out.set("anyOf", []any{inner, newObject("type", "null")})
 	}
 	return out
@@ -446,10 +433,7 @@ func (s *strictWriter) alternatives(o *object, word, path string, depth int) *ob
 			out = newObject("anyOf", []any{out})
 		}
 		out = out.clone()
-		if text == "" {
-			text = out.text("description")
-		}
-		out.setText(text, o)
+		out.setText(cmp.Or(text, out.text("description")), o)
 	}
 	if null && !s.takesNull(out) {
 		out = orNull(out)

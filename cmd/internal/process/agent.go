@@ -22,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/callout"
 	"github.com/toolmesh/toolmesh/internal/connect"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -41,7 +42,7 @@ type NodeConfig struct {
 
 // NewAgent makes an agent with its files in folder. Start it.
 func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error) {
-	id, err := folder.NodeID(string(c.Node.Node))
+	id, err := folder.NodeID(c.Node.Node)
 	if err != nil {
 		return nil, err
 	}
@@ -51,24 +52,24 @@ func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error)
 	}
 	c.Store.Audit = c.Store.Audit || c.Node.AuditArguments
 	return agent.New(nc, folder.Dir, &agent.Options{
-		Node: id, Labels: c.Node.Labels, Slots: int(c.Node.Slots), Sandbox: string(c.Node.Sandbox), WorkerUser: c.Node.WorkerUser, PrivateSources: c.Node.PrivateSources,
+		Node: id, Labels: c.Node.Labels, Slots: c.Node.Slots, Sandbox: c.Node.Sandbox, WorkerUser: c.Node.WorkerUser, PrivateSources: c.Node.PrivateSources,
 		Limits: c.Node.Limits.Of(executor.MemoryShare), MaxLimits: c.Node.MaxLimits.Of(executor.MemoryShare),
-		MaxTimeout: time.Duration(c.Node.MaxTimeout), Version: c.Version, SessionPolicy: string(c.Policy.SessionPolicy),
+		MaxTimeout: c.Node.MaxTimeout, Version: c.Version, SessionPolicy: c.Policy.SessionPolicy,
 		StoreOptions: storeOptions(c.Store), PayloadMax: int64(c.Node.PayloadMax), AuditArguments: c.Node.AuditArguments,
-		StreamQuota: int64(c.Node.SessionStreamQuota), CacheBytes: int64(c.Node.CacheMax), CacheEntries: int(c.Node.CacheEntries), Environments: c.Node.Environments, Environ: c.Environ, ToolEnv: c.Node.ToolEnv, Last: c.Last, Logger: c.Logger,
+		StreamQuota: int64(c.Node.SessionStreamQuota), CacheBytes: int64(c.Node.CacheMax), CacheEntries: c.Node.CacheEntries, Environments: c.Node.Environments, Environ: c.Environ, ToolEnv: c.Node.ToolEnv, Last: c.Last, Logger: c.Logger,
 	})
 }
 
 // storeOptions returns the options of the mesh's streams.
 func storeOptions(s settings.Store) host.StoreOptions {
 	return host.StoreOptions{
-		Replicas: int(s.Replicas), ChunksStorage: string(s.ChunksStorage), ChunksMax: int64(s.ChunksMax), PayloadsMax: int64(s.PayloadsMax), Audit: s.Audit,
+		Replicas: s.Replicas, ChunksStorage: s.ChunksStorage, ChunksMax: int64(s.ChunksMax), PayloadsMax: int64(s.PayloadsMax), Audit: s.Audit,
 	}
 }
 
 // StopAgent drains an agent and ends it. Calls have the given time to end.
-func StopAgent(ctx context.Context, a *agent.Agent, within settings.Timeout) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Duration(within))
+func StopAgent(ctx context.Context, a *agent.Agent, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()
 	return a.Stop(ctx)
 }
@@ -161,7 +162,7 @@ func serveSessionKeys(ctx context.Context, nc *nats.Conn, issuer *access.Issuer,
 	if issuer == nil {
 		return func() {}, nil
 	}
-	keys, err := callout.Serve(ctx, nc, issuer, callout.Options{Renew: time.Duration(s.AuthRenew), Seen: seen, Logger: log})
+	keys, err := callout.Serve(ctx, nc, issuer, callout.Options{Renew: s.AuthRenew, Seen: seen, Logger: log})
 	if err != nil {
 		return nil, err
 	}
@@ -182,14 +183,10 @@ func join(ctx context.Context, c settings.Connection, name string, role access.R
 		return nc, err
 	}
 	log.Info("waiting for the NATS server", slog.String("servers", connect.Redact(strings.Join(nc.Servers(), ","))))
-	ticker := time.NewTicker(50 * time.Millisecond)
-	defer ticker.Stop()
 	for !nc.IsConnected() {
-		select {
-		case <-ctx.Done():
+		if !wake.After(ctx, 50*time.Millisecond) {
 			nc.Close()
 			return nil, context.Cause(ctx)
-		case <-ticker.C:
 		}
 		if err := nc.LastError(); errors.Is(err, nats.ErrAuthorization) {
 			at := strings.Join(nc.Servers(), ",")

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -53,11 +55,11 @@ func OpenFolder(dir string) (*Folder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the data folder cannot be locked: %w", err)
 	}
-	if err := tryLock(f); err != nil {
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		text := make([]byte, 20)
 		n, _ := f.Read(text)
 		_ = f.Close()
-		if !errors.Is(err, ErrInUse) {
+		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, fmt.Errorf("the data folder %s cannot be locked: %w", dir, err)
 		}
 		holder := "another process"

@@ -28,7 +28,7 @@ func ServeGateway(ctx context.Context, s settings.Gateway, address string, free 
 	if address == "" || address == settings.GatewayOff {
 		return "", func() {}, nil
 	}
-	options := gateway.Options{Dial: dial, Version: version, Logger: log, KeyOf: keyOf(member), MCPResultMax: int(s.MCPResultMax)}
+	options := gateway.Options{Dial: dial, Version: version, Logger: log, KeyOf: keyOf(member), MCPResultMax: s.MCPResultMax}
 	if s.CORSOrigin != "" {
 		options.CORSOrigins = strings.Split(s.CORSOrigin, ",")
 	}
@@ -38,7 +38,7 @@ func ServeGateway(ctx context.Context, s settings.Gateway, address string, free 
 	}
 	at := gateway.ListenOptions{Address: address, Insecure: s.GatewayInsecure}
 	if s.GatewayTLS != "" {
-		at.CertFile, at.KeyFile, _ = strings.Cut(string(s.GatewayTLS), ",")
+		at.CertFile, at.KeyFile, _ = strings.Cut(s.GatewayTLS, ",")
 	}
 	served, err := gateway.Listen(ctx, g, at)
 	if free && errors.Is(err, syscall.EADDRINUSE) {

@@ -17,7 +17,7 @@ func serveMonitor(ctx context.Context, s settings.Monitoring, version string, lo
 	if s.HTTPListen == "" {
 		return func(monitor.Member) {}, func() {}, nil
 	}
-	m, err := monitor.Start(ctx, string(s.HTTPListen), &monitor.Options{Version: version, Logger: log})
+	m, err := monitor.Start(ctx, s.HTTPListen, &monitor.Options{Version: version, Logger: log})
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "%s is taken: choose another address with --http-listen or MESH_HTTP_LISTEN", s.HTTPListen)

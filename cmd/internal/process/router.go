@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
@@ -60,7 +59,7 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 	defer nc.Close()
 	r, err := router.New(nc, &router.Options{
 		Session: subjects.SessionID(s.Session.Session), Version: version,
-		SessionPolicy: string(s.Policy.SessionPolicy), Logger: log,
+		SessionPolicy: s.Policy.SessionPolicy, Logger: log,
 		Standby: held(s), StoreOptions: storeOptions(s.Store),
 	})
 	if err != nil {
@@ -80,7 +79,7 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 	if err != nil {
 		return err
 	}
-	_, unserve, err := ServeGateway(ctx, s.Gateway, string(s.GatewayListen), false, r, dial, version, log)
+	_, unserve, err := ServeGateway(ctx, s.Gateway, s.GatewayListen, false, r, dial, version, log)
 	if err != nil {
 		return err
 	}
@@ -136,5 +135,5 @@ func held(s *settings.Router) *standby.Options {
 	if s.HeldCalls == 0 {
 		return nil
 	}
-	return &standby.Options{Calls: int(s.HeldCalls), Timeout: time.Duration(s.HeldTimeout)}
+	return &standby.Options{Calls: s.HeldCalls, Timeout: s.HeldTimeout}
 }

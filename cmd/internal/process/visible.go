@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -19,26 +20,16 @@ type visible struct {
 }
 
 func (v *visible) Write(p []byte) (int, error) {
-	var shown []byte // nil while it equals p
+	shown := make([]byte, 0, len(p)+64)
 	for i := 0; i < len(p); {
 		c, size := utf8.DecodeRune(p[i:])
-		if kept := v.ownAt(p[i:]); kept > 0 {
-			size = kept
-		} else if steers(c) || c == utf8.RuneError && size == 1 {
-			if shown == nil {
-				shown = append(make([]byte, 0, len(p)+64), p[:i]...)
-			}
+		kept := v.ownAt(p[i:])
+		if size = max(size, kept); kept == 0 && (steers(c) || c == utf8.RuneError && size == 1) {
 			shown = fmt.Appendf(shown, `\u%04x`, c)
-			i += size
-			continue
-		}
-		if shown != nil {
+		} else {
 			shown = append(shown, p[i:i+size]...)
 		}
 		i += size
-	}
-	if shown == nil {
-		return v.to.Write(p)
 	}
 	if _, err := v.to.Write(shown); err != nil {
 		return 0, err
@@ -59,15 +50,8 @@ func (v *visible) ownAt(text []byte) int {
 	return 0
 }
 
-// steers reports whether a terminal does more with a character than show it.
+// steers reports whether a terminal does more with a character than show it: control characters of one byte or two,
+// those of the direction of writing, and further line ends.
 func steers(c rune) bool {
-	switch {
-	case c == '\n', c == '\t':
-		return false
-	case c < ' ', c >= 0x7f && c < 0xa0: // control characters, of one byte or two
-		return true
-	case c >= 0x202a && c <= 0x202e, c >= 0x2066 && c <= 0x2069, c == 0x200e, c == 0x200f, c == 0x061c: // direction
-		return true
-	}
-	return c == 0x2028 || c == 0x2029 // further line ends
+	return c != '\n' && c != '\t' && (unicode.IsControl(c) || unicode.In(c, unicode.Bidi_Control, unicode.Zl, unicode.Zp))
 }

@@ -2,7 +2,6 @@ package settings
 
 import (
 	"cmp"
-	"encoding"
 	"errors"
 	"fmt"
 	"reflect"
@@ -20,23 +19,49 @@ import (
 
 const prefix = "MESH_"
 
-// Load fills spec, a pointer to [Agent], [Router] or [Mesh], with defaults and the environment. env
-// is the process's own os.Environ, as envconfig reads the process. The error names the variable;
-// all valid settings are set despite an error.
-func Load(env []string, spec any) error {
-	err := envconfig.Process("mesh", spec)
-	var bad *envconfig.ParseError
-	if errors.As(err, &bad) {
-		if bad.TypeName == "bool" {
-			bad.Err = errors.New("want true or false")
-		}
-		return fmt.Errorf("%s is %q: %w", bad.KeyName, bad.Value, bad.Err)
-	}
+// Load fills spec, a pointer to [Agent], [Router] or [Mesh], with the defaults and the environment. env
+// is the process's own os.Environ, as envconfig reads the process. The error names the first variable
+// at fault; the others are set despite it.
+func Load(env []string, spec any) (err error) {
+	all := fields(reflect.ValueOf(spec).Elem())
+	texts, err := texts(all)
 	if err != nil {
 		return fmt.Errorf("read the settings: %w", err)
 	}
+	for i, f := range all {
+		if texts[i] == nil {
+			continue
+		}
+		if wrong := f.read(*texts[i]); wrong != nil && err == nil {
+			err = fmt.Errorf("%s is %q: %w", f.variable, *texts[i], wrong)
+		}
+	}
 	spec.(interface{ connection(env []string) }).connection(env)
-	return nil
+	return err
+}
+
+// texts reads the text of each field with envconfig: its variable's, else its default; nil without both.
+// envconfig itself knows one way to read a type, and fields of one type take different values.
+func texts(all []field) ([]*string, error) {
+	as := make([]reflect.StructField, len(all))
+	for i, f := range all {
+		words := strings.Split(strings.ToLower(strings.TrimPrefix(f.variable, prefix)), "_")
+		for w, word := range words {
+			words[w] = strings.ToUpper(word[:1]) + word[1:]
+		}
+		as[i] = reflect.StructField{
+			Name: strings.Join(words, ""), Type: reflect.TypeFor[*string](), Tag: reflect.StructTag(fmt.Sprintf(`split_words:"true" default:%q`, f.tag.Get("default"))),
+		}
+	}
+	spec := reflect.New(reflect.StructOf(as))
+	if err := envconfig.Process(strings.TrimSuffix(prefix, "_"), spec.Interface()); err != nil {
+		return nil, err
+	}
+	found := make([]*string, len(all))
+	for i := range all {
+		found[i] = spec.Elem().Field(i).Interface().(*string)
+	}
+	return found, nil
 }
 
 // connection applies the rule of package connect for variables of two prefixes: MESH_NATS_CONTEXT
@@ -114,9 +139,9 @@ func Names() []string {
 }
 
 type field struct {
-	value              reflect.Value // addressable
-	tag                reflect.StructTag
-	variable, fallback string // fallback may be ""
+	value    reflect.Value // addressable
+	tag      reflect.StructTag
+	variable string
 }
 
 func fields(v reflect.Value) []field {
@@ -127,11 +152,31 @@ func fields(v reflect.Value) []field {
 			all = append(all, fields(v.Field(i))...)
 			continue
 		}
-		f := field{value: v.Field(i), tag: sf.Tag, fallback: sf.Tag.Get("envconfig")}
-		f.variable = prefix + cmp.Or(f.fallback, strings.ToUpper(strings.ReplaceAll(f.tag.Get("flag"), "-", "_")))
-		all = append(all, f)
+		name := cmp.Or(sf.Tag.Get("env"), strings.ToUpper(strings.ReplaceAll(sf.Tag.Get("flag"), "-", "_")))
+		all = append(all, field{v.Field(i), sf.Tag, prefix + name})
 	}
 	return all
+}
+
+// read sets the field to the value that a text means.
+func (f field) read(text string) error {
+	switch is := f.tag.Get("is"); {
+	case f.value.Kind() == reflect.Bool:
+		on, err := strconv.ParseBool(text)
+		if err != nil {
+			return errors.New("want true or false")
+		}
+		f.value.SetBool(on)
+	case is == "":
+		f.value.SetString(text)
+	default:
+		v, err := kinds[is](text)
+		if err != nil {
+			return err
+		}
+		f.value.Set(reflect.ValueOf(v))
+	}
+	return nil
 }
 
 // Bind makes a flag of each setting of spec, a pointer to a loaded struct of this package. Flags
@@ -139,10 +184,10 @@ func fields(v reflect.Value) []field {
 func Bind(flags *pflag.FlagSet, spec any) {
 	for _, f := range fields(reflect.ValueOf(spec).Elem()) {
 		env := f.variable
-		if f.fallback != "" {
-			env += ", " + f.fallback
+		if further := f.tag.Get("env"); further != "" {
+			env += ", " + further
 		}
-		flag := flags.VarPF(value(f), f.tag.Get("flag"), f.tag.Get("short"), f.tag.Get("help")+" ["+env+"]")
+		flag := flags.VarPF(value{f}, f.tag.Get("flag"), f.tag.Get("short"), f.tag.Get("help")+" ["+env+"]")
 		flag.DefValue = f.tag.Get("default")
 		if f.value.Kind() == reflect.Bool {
 			flag.NoOptDefVal = "true"
@@ -150,7 +195,8 @@ func Bind(flags *pflag.FlagSet, spec any) {
 	}
 }
 
-type value field
+// value is a field as a flag.
+type value struct{ field }
 
 func (v value) Type() string {
 	if v.value.IsValid() && v.value.Kind() == reflect.Bool {
@@ -163,28 +209,15 @@ func (v value) String() string {
 	if !v.value.IsValid() {
 		return ""
 	}
+	if names, ok := v.value.Interface().([]string); ok {
+		return strings.Join(names, ",")
+	}
 	return fmt.Sprint(v.value.Interface())
 }
 
 func (v value) Set(text string) error {
-	switch into := v.value.Addr().Interface().(type) {
-	case *SessionName:
-		if text == "" {
-			// An unset shell variable does not mean the default session.
-			return errors.New("want a name")
-		}
-		return into.UnmarshalText([]byte(text))
-	case encoding.TextUnmarshaler:
-		return into.UnmarshalText([]byte(text))
-	case *bool:
-		on, err := strconv.ParseBool(text)
-		if err != nil {
-			return errors.New("want true or false")
-		}
-		*into = on
-		return nil
-	default:
-		v.value.SetString(text)
-		return nil
+	if text == "" && v.tag.Get("is") == "session" {
+		return errors.New("want a name") // an unset shell variable does not mean the default session
 	}
+	return v.read(text)
 }

@@ -1,23 +1,29 @@
 package settings
 
-import "log/slog"
+import (
+	"log/slog"
+	"time"
 
-// A field is one setting: the variable MESH_<NAME> of the field's name, the flag in its tag, and
-// the text for --help. The text of a setting without a default says what happens without it.
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// A field is one setting: its flag, the variable MESH_<FLAG>, the kind of its values, and the text for --help. The
+// text of a setting without a default says what happens without it. The zero value of each means unset.
 
 // Connection names the NATS servers of the mesh. NATS_URL, NATS_CONTEXT, NATS_CREDS and NATS_NKEY
 // replace unset variables.
 type Connection struct {
-	NATSURL     string `envconfig:"NATS_URL" flag:"server" short:"s" arg:"URL" help:"NATS servers of the mesh, comma-separated (default this machine's)"`
-	NATSContext string `envconfig:"NATS_CONTEXT" flag:"context" arg:"NAME" help:"saved NATS context to connect with"`
-	NATSCreds   string `envconfig:"NATS_CREDS" flag:"creds" arg:"FILE" help:"NATS credentials file"`
-	NATSNkey    string `envconfig:"NATS_NKEY" flag:"nkey" arg:"FILE" help:"file of an nkey's seed, mode 0600; mesh auth template makes some"`
+	NATSURL     string `env:"NATS_URL" flag:"server" short:"s" arg:"URL" help:"NATS servers of the mesh, comma-separated (default this machine's)"`
+	NATSContext string `env:"NATS_CONTEXT" flag:"context" arg:"NAME" help:"saved NATS context to connect with"`
+	NATSCreds   string `env:"NATS_CREDS" flag:"creds" arg:"FILE" help:"NATS credentials file"`
+	NATSNkey    string `env:"NATS_NKEY" flag:"nkey" arg:"FILE" help:"file of an nkey's seed, mode 0600; mesh auth template makes some"`
 }
 
 // Logging configures the logs on stderr.
 type Logging struct {
-	LogLevel  Level  `split_words:"true" flag:"log-level" arg:"LEVEL" help:"what to log: debug, info, warn or error (default info; mesh up at a terminal and mesh bridge: warn, other commands of mesh: error)"`
-	LogFormat Format `split_words:"true" default:"text" flag:"log-format" arg:"FORMAT" help:"text or json"`
+	LogLevel  string `is:"level" flag:"log-level" arg:"LEVEL" help:"what to log: debug, info, warn or error (default info; mesh up at a terminal and mesh bridge: warn, other commands of mesh: error)"`
+	LogFormat string `is:"format" default:"text" flag:"log-format" arg:"FORMAT" help:"text or json"`
 }
 
 // Level returns the level in the settings, or else.
@@ -30,61 +36,61 @@ func (l Logging) Level(otherwise slog.Level) slog.Level {
 
 // Session names the session of a command.
 type Session struct {
-	Session SessionName `split_words:"true" default:"default" flag:"session" arg:"NAME" help:"session: the namespace of tools"`
+	Session string `is:"session" default:"default" flag:"session" arg:"NAME" help:"session: the namespace of tools"`
 }
 
 // Policy says which sessions exist.
 type Policy struct {
-	SessionPolicy SessionPolicy `split_words:"true" default:"open" flag:"session-policy" arg:"POLICY" help:"open: sessions exist on first use; strict: only after they are created"`
+	SessionPolicy string `is:"policy" default:"open" flag:"session-policy" arg:"POLICY" help:"open: sessions exist on first use; strict: only after they are created"`
 }
 
 // Serving configures any process that is a node of the mesh.
 type Serving struct {
-	Node   NodeName `split_words:"true" flag:"node" arg:"ID" help:"id of this node (default of an agent the host's name, made unique, kept in the data folder; of mesh bridge a random one)"`
-	Labels Labels   `split_words:"true" flag:"labels" arg:"K=V,…" help:"labels of this node, k=v,k=v"`
-	Slots  Count    `split_words:"true" flag:"slots" arg:"N" help:"calls that run at once on this node (default 128)"`
+	Node   string          `is:"node" flag:"node" arg:"ID" help:"id of this node (default of an agent the host's name, made unique, kept in the data folder; of mesh bridge a random one)"`
+	Labels registry.Labels `is:"labels" flag:"labels" arg:"K=V,…" help:"labels of this node, k=v,k=v"`
+	Slots  int             `is:"count" flag:"slots" arg:"N" help:"calls that run at once on this node (default 128)"`
 }
 
 // Node configures an agent as a node of the mesh.
 type Node struct {
-	DataDir string `split_words:"true" flag:"data-dir" arg:"DIR" help:"folder of environments, bundles and the node's id (default $XDG_DATA_HOME/toolmesh)"`
+	DataDir string `flag:"data-dir" arg:"DIR" help:"folder of environments, bundles and the node's id (default $XDG_DATA_HOME/toolmesh)"`
 	Serving
-	Environments       string  `split_words:"true" flag:"environments" arg:"DIR" help:"folder, below the data folder, of environments that other agents have, too: what one has built the others use (default this agent's own)"`
-	Sandbox            Sandbox `split_words:"true" flag:"sandbox" arg:"LEVEL" help:"none, guard, strict or offline, for indexes that declare nothing (default guard)"`
-	Limits             Limits  `split_words:"true" flag:"limits" arg:"K=V,…" help:"limits of a call where its tool declares none (default memory=25%,pids=256,open_files=1024,temp_files=1GB; 25% is at least 256MB)"`
-	MaxLimits          Limits  `split_words:"true" flag:"max-limits" arg:"K=V,…" help:"the most that limits of a tool may be, as in --limits (default what the machine has)"`
-	WorkerUser         string  `split_words:"true" flag:"worker-user" arg:"USER" help:"user, by name or number, that tools run as in all levels but none (default one for each index where the agent is root, else the agent's)"`
-	ToolEnv            Vars    `split_words:"true" flag:"tool-env" arg:"NAME,…" help:"variables of the agent that every tool gets, in upper or lower case, or none (default HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE, SSL_CERT_DIR, REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, NODE_EXTRA_CA_CERTS)"`
-	PrivateSources     bool    `split_words:"true" flag:"private-sources" help:"install from URLs of this machine and of private networks, too"`
-	MaxTimeout         Timeout `split_words:"true" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`
-	DrainTimeout       Timeout `split_words:"true" default:"30s" flag:"drain-timeout" arg:"DURATION" help:"how long calls that run may take to end once this node is told to stop"`
-	SessionStreamQuota Quota   `split_words:"true" default:"256MB" flag:"session-stream-quota" arg:"SIZE" help:"bytes of chunks that one session may store in 15 minutes"`
-	CacheMax           Quota   `split_words:"true" default:"64MB" flag:"cache-max" arg:"SIZE" help:"bytes of results that are kept, of tools that declare a cache_ttl"`
-	PayloadMax         Quota   `split_words:"true" default:"1GB" flag:"payload-max" arg:"SIZE" help:"largest single value, argument, result or file, that this node takes or gives"`
-	CacheEntries       Count   `split_words:"true" default:"10000" flag:"cache-entries" arg:"N" help:"results that are kept, of tools that declare a cache_ttl"`
-	AuditArguments     bool    `split_words:"true" flag:"audit-arguments" help:"as --audit, and keep the arguments of this node's calls, without what indexes declare as secret"`
+	Environments       string        `flag:"environments" arg:"DIR" help:"folder, below the data folder, of environments that other agents have, too: what one has built the others use (default this agent's own)"`
+	Sandbox            string        `is:"sandbox" flag:"sandbox" arg:"LEVEL" help:"none, guard, strict or offline, for indexes that declare nothing (default guard)"`
+	Limits             Limits        `is:"limits" flag:"limits" arg:"K=V,…" help:"limits of a call where its tool declares none (default memory=25%,pids=256,open_files=1024,temp_files=1GB; 25% is at least 256MB)"`
+	MaxLimits          Limits        `is:"limits" flag:"max-limits" arg:"K=V,…" help:"the most that limits of a tool may be, as in --limits (default what the machine has)"`
+	WorkerUser         string        `flag:"worker-user" arg:"USER" help:"user, by name or number, that tools run as in all levels but none (default one for each index where the agent is root, else the agent's)"`
+	ToolEnv            []string      `is:"names" flag:"tool-env" arg:"NAME,…" help:"variables of the agent that every tool gets, in upper or lower case, or none (default HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE, SSL_CERT_DIR, REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, NODE_EXTRA_CA_CERTS)"`
+	PrivateSources     bool          `flag:"private-sources" help:"install from URLs of this machine and of private networks, too"`
+	MaxTimeout         time.Duration `is:"timeout" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`
+	DrainTimeout       time.Duration `is:"timeout" default:"30s" flag:"drain-timeout" arg:"DURATION" help:"how long calls that run may take to end once this node is told to stop"`
+	SessionStreamQuota tool.Size     `is:"quota" default:"256MB" flag:"session-stream-quota" arg:"SIZE" help:"bytes of chunks that one session may store in 15 minutes"`
+	CacheMax           tool.Size     `is:"quota" default:"64MB" flag:"cache-max" arg:"SIZE" help:"bytes of results that are kept, of tools that declare a cache_ttl"`
+	PayloadMax         tool.Size     `is:"quota" default:"1GB" flag:"payload-max" arg:"SIZE" help:"largest single value, argument, result or file, that this node takes or gives"`
+	CacheEntries       int           `is:"count" default:"10000" flag:"cache-entries" arg:"N" help:"results that are kept, of tools that declare a cache_ttl"`
+	AuditArguments     bool          `flag:"audit-arguments" help:"as --audit, and keep the arguments of this node's calls, without what indexes declare as secret"`
 }
 
 // Store configures the streams and buckets that the process creates. It has no defaults: an unset
 // setting must not change an existing stream (decision 010).
 type Store struct {
-	Replicas      Copies  `split_words:"true" flag:"replicas" arg:"N" help:"copies of the mesh's streams, 1 to 5 (default as the cluster allows, up to 3)"`
-	ChunksStorage Storage `split_words:"true" flag:"chunks-storage" arg:"KIND" help:"file or memory: where the chunks of streams are kept (default file, or as the mesh has it)"`
-	ChunksMax     Room    `split_words:"true" flag:"chunks-max" arg:"SIZE" help:"bytes of chunks that the mesh keeps, 1MB to 1000TB (default 1GB, or as the mesh has it)"`
-	PayloadsMax   Room    `split_words:"true" flag:"payloads-max" arg:"SIZE" help:"bytes of values too large for a message that the mesh holds at once, 1MB to 1000TB (default 2GB, or as the mesh has it)"`
-	Audit         bool    `split_words:"true" flag:"audit" help:"keep in the stream MESH_AUDIT the calls that ended, with their callers and outcomes: mesh audit lists them"`
+	Replicas      int       `is:"copies" flag:"replicas" arg:"N" help:"copies of the mesh's streams, 1 to 5 (default as the cluster allows, up to 3)"`
+	ChunksStorage string    `is:"storage" flag:"chunks-storage" arg:"KIND" help:"file or memory: where the chunks of streams are kept (default file, or as the mesh has it)"`
+	ChunksMax     tool.Size `is:"room" flag:"chunks-max" arg:"SIZE" help:"bytes of chunks that the mesh keeps, 1MB to 1000TB (default 1GB, or as the mesh has it)"`
+	PayloadsMax   tool.Size `is:"room" flag:"payloads-max" arg:"SIZE" help:"bytes of values too large for a message that the mesh holds at once, 1MB to 1000TB (default 2GB, or as the mesh has it)"`
+	Audit         bool      `flag:"audit" help:"keep in the stream MESH_AUDIT the calls that ended, with their callers and outcomes: mesh audit lists them"`
 }
 
 // Auth configures whether a process admits the keys of sessions at a NATS server that asks for
 // them. mesh up has its own way.
 type Auth struct {
-	AuthIssuer string `split_words:"true" flag:"auth-issuer" arg:"FILE" help:"file of the issuer's key, mode 0600, to let in the keys of sessions with; mesh auth template makes it (default they are left to others)"`
-	AuthRenew  Renew  `split_words:"true" default:"5m" flag:"auth-renew" arg:"DURATION" help:"how long a connection with a session's key lasts before its client connects again, and how long one may outlive its session"`
+	AuthIssuer string        `flag:"auth-issuer" arg:"FILE" help:"file of the issuer's key, mode 0600, to let in the keys of sessions with; mesh auth template makes it (default they are left to others)"`
+	AuthRenew  time.Duration `is:"renew" default:"5m" flag:"auth-renew" arg:"DURATION" help:"how long a connection with a session's key lasts before its client connects again, and how long one may outlive its session"`
 }
 
 // Monitoring configures the health and metrics of a process.
 type Monitoring struct {
-	HTTPListen Address `split_words:"true" flag:"http-listen" arg:"HOST:PORT" help:"serve /healthz, /readyz, /metrics and /demand there, without credentials; port 0 takes a free one (default nothing listens)"`
+	HTTPListen string `is:"address" flag:"http-listen" arg:"HOST:PORT" help:"serve /healthz, /readyz, /metrics and /demand there, without credentials; port 0 takes a free one (default nothing listens)"`
 }
 
 // GatewayOff is the address that turns the gateway off.
@@ -92,11 +98,11 @@ const GatewayOff = "off"
 
 // Gateway configures the HTTP and MCP gateway.
 type Gateway struct {
-	GatewayListen   GatewayAddress `split_words:"true" flag:"gateway-listen" arg:"HOST:PORT" help:"serve the HTTP and MCP gateway there, or off; port 0 takes a free one (default of mesh up 127.0.0.1:8420, or a free port where that is taken; of mesh-router none)"`
-	GatewayTLS      CertAndKey     `envconfig:"GATEWAY_TLS" flag:"gateway-tls" arg:"CERT,KEY" help:"files of the certificate and the key that the gateway speaks TLS with (default it speaks none, on this machine's own addresses only)"`
-	MCPResultMax    Count          `envconfig:"MCP_RESULT_MAX" default:"25000" flag:"mcp-result-max" arg:"N" help:"characters of a result that an MCP client gets; of a longer one it gets the beginning and a link to all of it"`
-	GatewayInsecure bool           `split_words:"true" flag:"gateway-insecure" help:"let the gateway listen without TLS on an address that other machines reach, because a proxy in front of it speaks TLS"`
-	CORSOrigin      string         `envconfig:"CORS_ORIGIN" flag:"cors-origin" arg:"ORIGIN,…" help:"origins whose web pages may use the gateway (default none)"`
+	GatewayListen   string `is:"gateway" flag:"gateway-listen" arg:"HOST:PORT" help:"serve the HTTP and MCP gateway there, or off; port 0 takes a free one (default of mesh up 127.0.0.1:8420, or a free port where that is taken; of mesh-router none)"`
+	GatewayTLS      string `is:"files" flag:"gateway-tls" arg:"CERT,KEY" help:"files of the certificate and the key that the gateway speaks TLS with (default it speaks none, on this machine's own addresses only)"`
+	MCPResultMax    int    `is:"count" default:"25000" flag:"mcp-result-max" arg:"N" help:"characters of a result that an MCP client gets; of a longer one it gets the beginning and a link to all of it"`
+	GatewayInsecure bool   `flag:"gateway-insecure" help:"let the gateway listen without TLS on an address that other machines reach, because a proxy in front of it speaks TLS"`
+	CORSOrigin      string `flag:"cors-origin" arg:"ORIGIN,…" help:"origins whose web pages may use the gateway (default none)"`
 }
 
 // Agent has the settings of mesh-agent.
@@ -119,9 +125,9 @@ type Router struct {
 	Store
 	Monitoring
 	Gateway
-	HeldCalls   Held    `split_words:"true" default:"1000" flag:"held-calls" arg:"N" help:"calls that wait here at once for a node, of installed indexes that none serves; 0: none wait, they fail"`
-	HeldTimeout Timeout `split_words:"true" default:"5m" flag:"held-timeout" arg:"DURATION" help:"how long such a call waits at most, within its own time"`
-	Indexes     string  `split_words:"true" flag:"indexes" arg:"FILE" help:"keep the indexes of the mesh as this TOML file lists them, which is followed; takes an administrator's key (default none)"`
+	HeldCalls   int           `is:"held" default:"1000" flag:"held-calls" arg:"N" help:"calls that wait here at once for a node, of installed indexes that none serves; 0: none wait, they fail"`
+	HeldTimeout time.Duration `is:"timeout" default:"5m" flag:"held-timeout" arg:"DURATION" help:"how long such a call waits at most, within its own time"`
+	Indexes     string        `flag:"indexes" arg:"FILE" help:"keep the indexes of the mesh as this TOML file lists them, which is followed; takes an administrator's key (default none)"`
 	Logging
 }
 

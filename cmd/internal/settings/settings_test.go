@@ -108,7 +108,7 @@ func TestDefaults(t *testing.T) {
 	if err := settings.Load(nil, &s); err != nil {
 		t.Fatal(err)
 	}
-	if s.Session.Session != "default" || s.SessionPolicy != "open" || s.MaxTimeout != settings.Timeout(time.Hour) ||
+	if s.Session.Session != "default" || s.SessionPolicy != "open" || s.MaxTimeout != time.Hour ||
 		s.SessionStreamQuota != 256e6 || s.LogFormat != "text" || s.Slots != 0 {
 		t.Errorf("defaults are %+v", s)
 	}

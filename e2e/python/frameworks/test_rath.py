@@ -185,12 +185,13 @@ print("served")
 """
 
 
+@pytest.mark.timeout(300)  # a loaded machine imports OpenRath for more than a minute
 def test_a_program_that_serves_openraths_tools(mesh, node):
     running = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, node["servers"], node["nkey"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(toolmesh.__file__))})
     try:
-        # Its imports take most of a minute beside other tests: asking often would take longer.
+        # Asking often would take the processor from its imports.
         while len(mesh.tools("program.")) < 2 and running.poll() is None:
             time.sleep(0.2)
         meets, breaks = mesh.tool("program.meets"), mesh.tool("program.breaks")

@@ -74,9 +74,9 @@ func (ss *shares) missed(s *share, kind int, now time.Time) {
 	s.missed[kind] = now
 }
 
-// left forgets an account without places.
+// left forgets an account without places. A call at its end may have a share that is forgotten already.
 func (ss *shares) left(s *share) {
-	if len(ss.of) > 1 && s.idle() {
+	if len(ss.of) > 1 && s.idle() && ss.of[s.account] == s {
 		delete(ss.of, s.account)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/maphash"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -140,13 +141,21 @@ type Running[T any] struct {
 	Full    *toolmesh.Error
 	joined  int // repetitions
 	share   *share
-	depth   int
-	place   int  // in the table's running; -1 when it has ended
+	where   where
 	ordered bool // to end: its cancel came
-	vacated bool // its slot is free already
-	parked  bool // it waits for something else, without its slot
 	entry   *entry[T]
 }
+
+// where a call is: a running one is at exactly one of these.
+type where uint8
+
+const (
+	slotted where = iota // it has a slot
+	passed               // passed on to another node, without a slot
+	parked               // it waits for something else, without a slot
+	vacated              // at its end, its slot is free already
+	over                 // it has ended
+)
 
 // entry is a running call, or an ended one with its record.
 type entry[T any] struct {
@@ -171,15 +180,12 @@ type Table[T any] struct {
 	now   func() time.Time
 
 	mu      sync.Mutex // no lock of another package is taken under it
-	running []*Running[T]
-	vacated int         // of running: without their slot, at their end
-	passed  int         // of running: without a slot, passed on
-	parked  int         // of running: without a slot, waiting
-	deep    map[int]int // nested calls with a place, by depth; 0 has none
-	nested  int         // their sum
+	running map[*Running[T]]struct{}
+	at      [over + 1]int // calls by where they are
+	deep    map[int]int   // nested calls with a place, by depth; 0 has none
+	nested  int           // their sum
 	shares  shares
 	names   map[uint64]*entry[T] // by hash of the key: a table of texts is slow to search and to collect
-	spare   []entry[T]           // made together, as they are forgotten together
 	kept    []*entry[T]          // ended calls, in order
 	size    int
 	past    past
@@ -195,7 +201,7 @@ type Table[T any] struct {
 func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 	began := now()
 	return &Table[T]{
-		slots: slots, now: now,
+		slots: slots, now: now, running: make(map[*Running[T]]struct{}),
 		names: make(map[uint64]*entry[T]), cancels: make(map[Key]early), early: fair.NewRoom[subjects.SessionID](maxCancels), deep: make(map[int]int),
 		shares: shares{slots: slots, of: make(map[subjects.SessionID]*share)},
 		joined: fair.NewRoom[subjects.SessionID](maxJoined),
@@ -207,7 +213,6 @@ func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 // for Repeat the record; for Refuse the error, which has started set. For Join it returns the
 // call that runs, which may end meanwhile.
 func (t *Table[T]) Begin(r Request, value T) (Verdict, *Running[T], Record, *toolmesh.Error) {
-	depth := r.Depth
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var name uint64
@@ -221,21 +226,19 @@ func (t *Table[T]) Begin(r Request, value T) (Verdict, *Running[T], Record, *too
 		}
 	}
 	share := t.shares.share(r.Account)
-	full := t.full(share, depth)
+	full := t.full(share, r.Depth)
 	if full != nil && !(r.MayPass && t.mayPass(share)) {
 		return Refuse, nil, Record{}, full
 	}
-	c := &Running[T]{Request: r, Value: value, Full: full, share: share, depth: depth, place: len(t.running)}
-	t.running = append(t.running, c)
+	c := &Running[T]{Request: r, Value: value, Full: full, share: share}
 	if full != nil {
-		share.has[ofPassed]++
-		t.passed++
-	} else {
-		t.enter(c)
+		c.where = passed
 	}
+	t.running[c] = struct{}{}
+	t.count(c, 1)
 	if r.Key.RPC != "" {
-		c.entry = t.name(name, r)
-		c.entry.running = c
+		c.entry = &entry[T]{hash: name, running: c, request: r.same()}
+		t.names[name] = c.entry
 	}
 	return Run, c, Record{}, nil
 }
@@ -243,7 +246,7 @@ func (t *Table[T]) Begin(r Request, value T) (Verdict, *Running[T], Record, *too
 // full returns why there is no place for a call of a depth, nil if there is one. The first call
 // of each depth has its own place, the others share as many as there are slots. t.mu is held.
 func (t *Table[T]) full(s *share, depth int) *toolmesh.Error {
-	kind, free := ofAll, t.slots-t.inFlight()+t.vacated
+	kind, free := ofAll, t.slots-t.at[slotted]
 	if depth > 0 {
 		if t.deep[depth] == 0 {
 			return nil
@@ -274,29 +277,11 @@ func (t *Table[T]) full(s *share, depth int) *toolmesh.Error {
 // mayPass reports whether one more call of an account may be passed on: as many as there
 // are slots, shared like these. t.mu is held.
 func (t *Table[T]) mayPass(s *share) bool {
-	if t.shares.may(s, ofPassed, t.slots-t.passed) {
+	if t.shares.may(s, ofPassed, t.slots-t.at[passed]) {
 		return true
 	}
 	t.shares.missed(s, ofPassed, t.now())
 	return false
-}
-
-// inFlight is how many calls run here; t.mu is held.
-func (t *Table[T]) inFlight() int { return len(t.running) - t.passed - t.parked }
-
-// spares is how many entries are made at once.
-const spares = 64
-
-// name takes a name that is free. t.mu is held.
-func (t *Table[T]) name(hash uint64, r Request) *entry[T] {
-	if len(t.spare) == 0 {
-		t.spare = make([]entry[T], spares)
-	}
-	k := &t.spare[0]
-	t.spare = t.spare[1:]
-	k.hash, k.request = hash, r.same()
-	t.names[hash] = k
-	return k
 }
 
 func hash(key Key) uint64 {
@@ -412,12 +397,9 @@ const leastVacated = 16
 func (t *Table[T]) Vacate(c *Running[T]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c.place < 0 || c.vacated || t.vacated >= max(t.slots, leastVacated) {
-		return
+	if c.where < vacated && t.at[vacated] < max(t.slots, leastVacated) {
+		t.move(c, vacated)
 	}
-	c.vacated = true
-	t.vacated++
-	t.leave(c)
 }
 
 // maxParked is how many calls may wait without a slot; the others keep theirs.
@@ -429,14 +411,11 @@ const maxParked = 1024
 func (t *Table[T]) Park(c *Running[T]) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c.place < 0 || c.vacated || c.parked || c.Full != nil || !t.shares.may(c.share, ofParked, maxParked-t.parked) {
-		return false
+	may := c.where == slotted && t.shares.may(c.share, ofParked, maxParked-t.at[parked])
+	if may {
+		t.move(c, parked)
 	}
-	c.parked = true
-	c.share.has[ofParked]++
-	t.parked++
-	t.leave(c)
-	return true
+	return may
 }
 
 // Unpark gives a call its slot again, beyond the max if need be: after its wait for a lane or
@@ -444,17 +423,9 @@ func (t *Table[T]) Park(c *Running[T]) bool {
 func (t *Table[T]) Unpark(c *Running[T]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c.parked {
-		t.unpark(c)
-		t.enter(c)
+	if c.where == parked {
+		t.move(c, slotted)
 	}
-}
-
-// unpark ends a wait; t.mu is held.
-func (t *Table[T]) unpark(c *Running[T]) {
-	c.parked = false
-	c.share.has[ofParked]--
-	t.parked--
 }
 
 // Pass takes the slot from a call that could not begin here and is to be passed on; why is its
@@ -462,43 +433,40 @@ func (t *Table[T]) unpark(c *Running[T]) {
 func (t *Table[T]) Pass(c *Running[T], why *toolmesh.Error) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c.place < 0 || c.vacated || c.parked || c.Full != nil || !c.MayPass || !t.mayPass(c.share) {
-		return false
+	may := c.where == slotted && c.MayPass && t.mayPass(c.share)
+	if may {
+		c.Full = why
+		t.move(c, passed)
 	}
-	c.share.has[ofPassed]++
-	t.passed++
-	t.leave(c)
-	c.Full = why
-	return true
+	return may
 }
 
-// enter takes a place for a call; t.mu is held.
-func (t *Table[T]) enter(c *Running[T]) {
-	c.share.has[ofAll]++
-	if c.depth > 0 {
-		c.share.has[ofNested]++
-		t.deep[c.depth]++
-		t.nested++
-	}
-}
-
-// leave frees a call's place; t.mu is held.
-func (t *Table[T]) leave(c *Running[T]) {
-	if c.Full != nil {
-		c.share.has[ofPassed]--
-		t.passed--
-		t.shares.left(c.share)
-		return
-	}
-	c.share.has[ofAll]--
-	if c.depth > 0 {
-		c.share.has[ofNested]--
-		t.nested--
-		if t.deep[c.depth]--; t.deep[c.depth] == 0 {
-			delete(t.deep, c.depth)
-		}
-	}
+// move has a call take another place, and frees the one that it has; t.mu is held.
+func (t *Table[T]) move(c *Running[T], to where) {
+	t.count(c, -1)
+	c.where = to
+	t.count(c, 1)
 	t.shares.left(c.share)
+}
+
+// count counts a call, or no longer (n is -1), where it is; t.mu is held.
+func (t *Table[T]) count(c *Running[T], n int) {
+	t.at[c.where] += n
+	switch c.where {
+	case slotted:
+		c.share.has[ofAll] += n
+		if c.Depth > 0 {
+			c.share.has[ofNested] += n
+			t.nested += n
+			if t.deep[c.Depth] += n; t.deep[c.Depth] == 0 {
+				delete(t.deep, c.Depth)
+			}
+		}
+	case passed:
+		c.share.has[ofPassed] += n
+	case parked:
+		c.share.has[ofParked] += n
+	}
 }
 
 // Finish ends a call of Begin: it frees the slot, and keeps the record unless the tool's code
@@ -507,24 +475,11 @@ func (t *Table[T]) leave(c *Running[T]) {
 func (t *Table[T]) Finish(c *Running[T], record Record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c.place < 0 {
+	if c.where == over {
 		return
 	}
-	last := len(t.running) - 1
-	t.running[c.place] = t.running[last]
-	t.running[c.place].place = c.place
-	t.running[last] = nil
-	t.running = t.running[:last]
-	c.place = -1
-	switch {
-	case c.vacated:
-		t.vacated--
-	case c.parked:
-		t.unpark(c)
-		t.shares.left(c.share)
-	default:
-		t.leave(c)
-	}
+	delete(t.running, c)
+	t.move(c, over)
 	if k := c.entry; k != nil {
 		k.running = nil
 		switch {
@@ -569,13 +524,7 @@ const keptSize = 256
 // drop forgets a record, and not its name: the call may not run again. t.mu is held.
 func (t *Table[T]) drop(k *entry[T]) {
 	t.past.add(k.hash, k.ended)
-	t.forget(k)
-}
-
-// forget gives a name free; t.mu is held.
-func (t *Table[T]) forget(k *entry[T]) {
 	delete(t.names, k.hash)
-	*k = entry[T]{} // those it was made together with keep its room
 }
 
 // oldest removes the oldest of the kept records, of which there is one; t.mu is held.
@@ -630,14 +579,14 @@ func (t *Table[T]) Known(key Key) bool {
 func (t *Table[T]) InFlight() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.inFlight()
+	return t.at[slotted] + t.at[vacated]
 }
 
 // Running returns the calls in flight.
 func (t *Table[T]) Running() []*Running[T] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.Clone(t.running)
+	return slices.Collect(maps.Keys(t.running))
 }
 
 // sweepStep bounds how far the horizon moves in one Sweep: a node that was frozen
@@ -655,7 +604,7 @@ func (t *Table[T]) Sweep() {
 	for len(t.kept) > 0 && !t.kept[0].ended.After(t.horizon) {
 		k := t.oldest()
 		t.past.forgotten(k.ended)
-		t.forget(k)
+		delete(t.names, k.hash)
 	}
 	if len(t.kept) == 0 {
 		t.kept = nil

@@ -666,3 +666,24 @@ func TestEarlyCancelsAreShared(t *testing.T) {
 		tab.Sweep()
 	}
 }
+
+// A stream that is passed on to the node of its session's worker waits without a slot until its
+// end: then it has no place left, and the node no more slots than before.
+func TestAStreamThatEndsWhileItWaitsElsewhere(t *testing.T) {
+	t.Parallel()
+	tab := admit.NewTable[string](2, newClock().Now)
+	for n := range 1100 { // more than may wait at once
+		c := begin(t, tab, request(strconv.Itoa(n)))
+		if !tab.Park(c) {
+			t.Fatalf("call %d may not wait: places of earlier ones were never given back", n)
+		}
+		tab.Vacate(c)
+		tab.Finish(c, result("1"))
+		if in := tab.InFlight(); in != 0 {
+			t.Fatalf("call %d: %d in flight after its end", n, in)
+		}
+	}
+	begin(t, tab, request("a"))
+	begin(t, tab, request("b"))
+	refused(t, tab, "c", 0)
+}

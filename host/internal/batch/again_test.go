@@ -1,6 +1,7 @@
 package batch_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -84,6 +85,32 @@ func TestCallerOfABatchIsGone(t *testing.T) {
 				t.Errorf("the rest ran %d times", n)
 			}
 		})
+	}
+}
+
+// The caller of a batch dies that is to outlive it: another process asks for it later.
+func TestABatchOutlivesItsCaller(t *testing.T) {
+	t.Parallel()
+	at := &place{broker: meshtest.Broker(t)}
+	m := open(t, at, 1, router.Options{})
+	dead := at.Call(t)
+	inbox := dead.NewInbox()
+	if _, err := dead.SubscribeSync(inbox + ".*"); err != nil {
+		t.Fatal(err)
+	}
+	const body = `{"type":"rpc_batch_call","batch_id":"%[1]s","requests":[{"tool_id":"stage.safe","kwargs":{"name":"%[1]s","wait":"door"}}]}`
+	for id, header := range map[string]nats.Header{"kept": {"Mesh-Keepalive": {"1"}, "Mesh-Outlive": {"1"}}, "dropped": {"Mesh-Keepalive": {"1"}}} {
+		if err := dead.PublishMsg(&nats.Msg{Subject: "mesh.batch.default", Reply: inbox + "." + id, Header: header, Data: fmt.Appendf(nil, body, id)}); err != nil {
+			t.Fatal(err)
+		}
+		m.stage.began(t, id)
+	}
+	dead.Close()
+	meshtest.Until(t, "the other batch has ended", func() bool { return slices.Contains(m.stage.log(), "-dropped") })
+	m.stage.open("door", 1)
+	answer := m.requestTo(t, "mesh.batch.default", nil, fmt.Sprintf(body, "kept"))[0]
+	if !strings.Contains(string(answer.Data), `"result":"kept"`) {
+		t.Errorf("asked for later: %s", answer.Data)
 	}
 }
 

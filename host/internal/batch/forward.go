@@ -57,7 +57,7 @@ func (f *forwarded) pass(m *nats.Msg) {
 	if m.Reply != "" {
 		probe = f.caller.probe.Pass(f.s.Bus, m.Reply)
 	}
-	f.s.Host.Send(&nats.Msg{Subject: f.caller.reply, Reply: probe, Header: m.Header, Data: m.Data})
+	f.s.Replies.Send(&nats.Msg{Subject: f.caller.Reply, Reply: probe, Header: m.Header, Data: m.Data})
 }
 
 // forward passes a batch on to the node that owns its id, so that a repetition finds the
@@ -92,7 +92,7 @@ func (s *Server) forward(owner *bus.Peer, subject subjects.Subject, caller *read
 		switch {
 		case err == nil:
 		case s.Base.Err() != nil:
-			e = toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s stopped before node %s had answered the batch: whether it ran is not known", s.Node, owner.ID)
+			e = toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s stopped before node %s had answered the batch: whether it ran is not known", s.ID, owner.ID)
 			fallthrough
 		case e.Code == toolmesh.CodeNodeLost:
 			s.refuse(caller, e.WithOrigin(toolmesh.OriginAgent))

@@ -1,6 +1,7 @@
 package batch_test
 
 import (
+	"fmt"
 	"runtime"
 	"strconv"
 	"strings"
@@ -31,13 +32,15 @@ func TestArgumentsOfBatchesAreBounded(t *testing.T) {
 	long := strings.Repeat("x", 7<<20)
 	answers := make(chan *nats.Msg, 200)
 	inbox := nats.NewInbox()
-	if _, err := m.nc.ChanSubscribe(inbox, answers); err != nil {
+	if _, err := m.nc.ChanSubscribe(inbox+".*", answers); err != nil {
 		t.Fatal(err)
 	}
+	sent := 0
 	send := func(id string) {
 		t.Helper()
+		sent++
 		body := enc.EncodeAll([]byte(`{"type":"rpc_batch_call","batch_id":"`+id+`","requests":[{"tool_id":"stage.safe","kwargs":{"name":"held","wait":"door","path":"`+long+`"}}]}`), nil)
-		if err := m.nc.PublishMsg(&nats.Msg{Subject: "mesh.batch.default", Reply: inbox, Header: nats.Header{"Content-Encoding": {"zstd"}, "Mesh-Timeout-Ms": {"600000"}}, Data: body}); err != nil {
+		if err := m.nc.PublishMsg(&nats.Msg{Subject: "mesh.batch.default", Reply: fmt.Sprint(inbox, ".", sent), Header: nats.Header{"Content-Encoding": {"zstd"}, "Mesh-Timeout-Ms": {"600000"}}, Data: body}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,15 +1,16 @@
 package batch
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
+	"maps"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -18,7 +19,6 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/lane"
 	"github.com/toolmesh/toolmesh/host/internal/reply"
 	"github.com/toolmesh/toolmesh/host/internal/stream"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -29,8 +29,9 @@ const (
 	// leastResult is the room that is kept in the answer for each result to come, and
 	// plenty for an error without its details.
 	leastResult = 512
-	// callerGone is for how long no keepalive may meet a batch's caller.
-	callerGone = 5 * time.Second
+	// mostNames bounds the tools per batch that are described if calls name them by less than
+	// their ids: each one needs a search of the whole view.
+	mostNames = 64
 )
 
 // execution is one batch that runs.
@@ -38,7 +39,7 @@ type execution struct {
 	s       *Server
 	b       *codec.Batch
 	to      *reader
-	began   time.Time
+	callers stream.Readers
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	release context.CancelFunc // of ctx's timer
@@ -52,8 +53,6 @@ type execution struct {
 	ready    []*member // may begin, in order
 	running  int
 	starting bool // a goroutine is on its way that takes calls
-	joined   []*reader
-	final    *admit.Record // nil while it runs
 	left     int
 	room     int64 // for results, in the answer
 	results  [][]byte
@@ -88,16 +87,20 @@ const (
 // newExecution makes an execution and starts its timeout: its cancel may come as soon as the
 // table has it.
 func newExecution(s *Server, to *reader) *execution {
-	r := &execution{s: s, b: to.b, to: to, began: to.began, release: func() {}}
+	r := &execution{s: s, b: to.b, to: to, release: func() {}}
+	r.callers.Init(s.Node, r, &to.Reader)
 	r.ctx, r.cancel = context.WithCancelCause(s.Base)
 	if r.b.HasTimeout {
-		r.ctx, r.release = context.WithDeadlineCause(r.ctx, r.began.Add(r.b.Timeout), errDeadline)
+		r.ctx, r.release = context.WithDeadlineCause(r.ctx, to.Start.Add(r.b.Timeout), errDeadline)
 	}
 	return r
 }
 
-// errGone ends a batch whose callers are gone.
-var errGone = toolmesh.Errorf(toolmesh.CodeCancelled, "the caller is gone").WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo).WithDetail("reason", "caller_gone")
+// End implements [stream.Execution].
+func (r *execution) End(cause *toolmesh.Error) { r.cancel(cause) }
+
+// Epoch implements [stream.Execution]: nothing of a batch is stored.
+func (r *execution) Epoch(context.Context) (string, error) { return "", nil }
 
 // close lets go of the run's time.
 func (r *execution) close() {
@@ -107,36 +110,6 @@ func (r *execution) close() {
 
 var errDeadline = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time was up before it could begin").
 	WithStarted(toolmesh.StartedNo).WithDetail("limit", "time").WithOrigin(toolmesh.OriginAgent)
-
-// join answers a repetition when the batch has ended.
-func (r *execution) join(to *reader) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.final != nil {
-		r.s.later(to, *r.final)
-	} else {
-		r.joined = append(r.joined, to)
-	}
-}
-
-// keepAlive sends keepalives, and ends the batch if all its callers are gone. The ticker calls
-// it.
-func (r *execution) keepAlive(now time.Time) {
-	r.mu.Lock()
-	all := append([]*reader{r.to}, r.joined...)
-	r.mu.Unlock()
-	gone := true
-	for _, to := range all {
-		if to.b.Keepalive && now.Sub(to.told) >= bus.KeepaliveEvery && now.Sub(to.began) >= bus.KeepaliveEvery {
-			to.told = now
-			r.s.Host.Send(&nats.Msg{Subject: to.reply, Reply: to.probe.Next(r.s.Bus), Header: nats.Header(to.b.KeepaliveHeader(r.s.Identity, -1, nil))})
-		}
-		gone = gone && to.probe.Gone(callerGone)
-	}
-	if gone {
-		r.cancel(errGone)
-	}
-}
 
 // start makes the calls, with this goroutine and as many more as there are calls to make
 // at once; finish is called when all have ended.
@@ -154,12 +127,11 @@ func (r *execution) start(finish func(admit.Record)) {
 	for i := range r.members {
 		m := &r.members[i]
 		m.Member, m.at = &r.b.Members[i], i
-		r.bind(m.Member)
 		m.turn = r.queue.Add(r.key(m), m)
 		if m.turn.Ready() {
 			r.ready = append(r.ready, m)
 		} else if m.Timeout > 0 {
-			m.alarm = time.AfterFunc(time.Until(r.began.Add(m.Timeout)), func() { r.giveUp(m, errDeadline) })
+			m.alarm = time.AfterFunc(time.Until(r.to.Start.Add(m.Timeout)), func() { r.giveUp(m, errDeadline) })
 		}
 	}
 	r.unwatch = context.AfterFunc(r.ctx, r.stop)
@@ -180,7 +152,7 @@ func (r *execution) learn() {
 	}
 	ctx, cancel := context.WithTimeout(r.ctx, lookWait)
 	defer cancel()
-	known := r.s.View.Descriptors(ctx, r.b.Session, names)
+	known := r.s.descriptors(ctx, r.b.Session, names)
 	for name, c := range r.tools {
 		if c.descriptor = known[name]; c.descriptor != nil {
 			c.id = c.descriptor.ID
@@ -192,29 +164,52 @@ func (r *execution) learn() {
 	}
 }
 
-// bind makes positional arguments named ones, where that can be: so each node, and a plain
-// request, has the same call under its rpc id.
-func (r *execution) bind(m *codec.Member) {
-	if d := r.tools[m.Tool].descriptor; d != nil && len(m.Positional) > 0 {
-		if object, more, err := tool.Bind(d, m.Positional, m.Args); err == nil && more == nil {
-			m.Args, m.Positional = object, nil
+// descriptors returns the descriptors of tools by the names in calls. Unknown tools are missing. The
+// node's own tools are known before the registry has them.
+func (s *Server) descriptors(ctx context.Context, session subjects.SessionID, names []subjects.ToolID) map[subjects.ToolID]*tool.Descriptor {
+	all := make(map[subjects.ToolID]*tool.Descriptor)
+	digests := make(map[subjects.ToolID]string)
+	short := 0
+	for _, name := range names {
+		if all[name] = s.Host.Served(session, name); all[name] != nil {
+			continue
+		}
+		route, ok := s.View.Route(session, name)
+		if !ok && short < mostNames {
+			short++
+			route, ok = s.View.Named(session, string(name))
+		}
+		if ok {
+			digests[name] = route.Digest
 		}
 	}
+	found, err := s.Records.Descriptors(ctx, slices.Collect(maps.Values(digests)))
+	if err != nil {
+		s.Log.Warn("a batch runs its calls one after the other: its tools could not be looked up", slog.String("error", err.Error()))
+	}
+	for name, digest := range digests {
+		all[name] = found[digest]
+	}
+	return all
 }
 
-// key returns the lane key of a call.
+// key returns the lane key of a call. It makes positional arguments named ones, where that can be: so
+// each node, and a plain request, has the same call under its rpc id.
 func (r *execution) key(m *member) lane.Key {
-	c := r.tools[m.Tool]
-	args := m.Args
-	if len(m.Positional) > 0 && c.descriptor != nil {
-		var err error
-		if args, _, err = tool.Bind(c.descriptor, m.Positional, args); err != nil {
-			return lane.Key{} // it fails when it is called
+	c, args := r.tools[m.Tool], m.Args
+	if d := c.descriptor; d != nil && len(m.Positional) > 0 {
+		object, more, err := tool.Bind(d, m.Positional, args)
+		switch {
+		case err != nil:
+			m.Err = cmp.Or(m.Err, admit.Refusal(err))
+		case more == nil:
+			m.Args, m.Positional = object, nil
 		}
+		args = object
 	}
 	key := c.rule.Key(args)
-	if bad := key.Check(); bad != nil && m.Err == nil {
-		m.Err = bad
+	if bad := key.Check(); bad != nil {
+		m.Err = cmp.Or(m.Err, bad)
 	}
 	return key
 }
@@ -255,7 +250,7 @@ func (r *execution) take() *member {
 		if m.state != waiting {
 			continue
 		}
-		m.state, m.wait = begun, time.Since(r.began)
+		m.state, m.wait = begun, time.Since(r.to.Start)
 		if m.alarm != nil {
 			m.alarm.Stop()
 		}
@@ -278,30 +273,24 @@ func (r *execution) giveUp(m *member, why *toolmesh.Error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if m.state == waiting {
-		m.wait = time.Since(r.began)
-		r.end(m, value{}, why)
+		m.wait = time.Since(r.to.Start)
+		r.end(m, admit.Record{Err: why})
 	}
 }
 
 // call makes one call, here or on another node.
 func (r *execution) call(m *member) {
 	if m.Err != nil {
-		r.ended(m, value{}, m.Err)
+		r.ended(m, admit.Record{Err: m.Err})
 		return
 	}
 	ctx, cancel := r.ctx, func() {}
 	if m.Timeout > 0 {
-		ctx, cancel = context.WithDeadline(r.ctx, r.began.Add(m.Timeout))
+		ctx, cancel = context.WithDeadline(r.ctx, r.to.Start.Add(m.Timeout))
 	}
 	defer cancel()
-	if r.here(ctx, m) {
-		return
-	}
-	if result, err := r.elsewhere(ctx, m); err != nil {
-		r.ended(m, value{}, toolmesh.AsError(err))
-	} else {
-		result, bad := r.refer(result)
-		r.ended(m, result, bad)
+	if !r.here(ctx, m) {
+		r.ended(m, r.elsewhere(ctx, m))
 	}
 }
 
@@ -329,85 +318,68 @@ func (r *execution) here(ctx context.Context, m *member) bool {
 		if rec.Err != nil && admit.Full(rec.Err) && told.CompareAndSwap(asking, full) {
 			return
 		}
-		r.ended(m, value{rec.Result, rec.Ref}, rec.Err)
+		r.ended(m, rec)
 	})
 	return mine && told.CompareAndSwap(asking, asked)
 }
 
 // elsewhere makes a call by the client, which finds a node.
-func (r *execution) elsewhere(ctx context.Context, m *member) (value, error) {
-	args, callee := m.Args, r.tools[m.Tool]
-	if len(m.Positional) > 0 {
-		d := callee.descriptor
-		if d == nil {
-			return value{}, toolmesh.Errorf(toolmesh.CodeToolNotFound, "the positional arguments of %q are unknown: no node describes the tool", m.Tool).
-				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
-		}
-		object, more, err := tool.Bind(d, m.Positional, args)
-		if err != nil {
-			return value{}, err
-		}
-		if more != nil {
-			return value{}, toolmesh.Errorf(toolmesh.CodeInvalidArguments, "%q takes %d positional arguments from another node, %d are given: *%s cannot be sent in a batch",
-				m.Tool, len(d.Positional), len(m.Positional), d.VarArgs).WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
-		}
-		args = object
+func (r *execution) elsewhere(ctx context.Context, m *member) (rec admit.Record) {
+	callee := r.tools[m.Tool]
+	switch d := callee.descriptor; { // of all others the arguments have names
+	case len(m.Positional) == 0:
+	case d == nil:
+		rec.Err = toolmesh.Errorf(toolmesh.CodeToolNotFound, "the positional arguments of %q are unknown: no node describes the tool", m.Tool).
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+		return rec
+	default:
+		rec.Err = toolmesh.Errorf(toolmesh.CodeInvalidArguments, "%q takes %d positional arguments from another node, %d are given: *%s cannot be sent in a batch",
+			m.Tool, len(d.Positional), len(m.Positional), d.VarArgs).WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+		return rec
 	}
-	result, err := r.s.Client.Call(ctx, callee.id, args,
+	result, err := r.s.Client.Call(ctx, callee.id, m.Args,
 		client.WithSession(r.b.Session), client.WithRPCID(r.b.RPCID(m.Member)), client.WithLineage(client.Lineage{Parent: r.b.Parent, Depth: r.b.Depth, Lanes: r.b.Lanes}), client.ByReference())
-	if err != nil {
-		return value{}, err
-	}
-	if result.Ref != nil && !r.b.AcceptRef {
+	switch {
+	case err != nil:
+		rec.Err = toolmesh.AsError(err)
+	case result.Ref != nil && !r.b.AcceptRef:
 		r.s.Client.Forget(r.b.Session, result.Ref)
-		return value{}, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the result is too large for a message: return less, stream it, or take it by reference (%s)", codec.HeaderAcceptRef).
+		rec.Err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the result is too large for a message: return less, stream it, or take it by reference (%s)", codec.HeaderAcceptRef).
 			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
+	case r.b.AcceptRef && result.Ref == nil && !r.s.Replies.Fits(len(result.Value)): // it goes into no message, not even alone
+		rec.Ref, rec.Err = r.s.Replies.Keep(r.b.Session, result.Value)
+	default:
+		rec.Result, rec.Ref = result.Value, result.Ref
 	}
-	return value{result.Value, result.Ref}, nil
-}
-
-// value is a call's result, or a reference to it.
-type value struct {
-	json json.RawMessage
-	ref  *codec.Ref
-}
-
-// refer leaves a result that no message carries, not even alone, to a reference of its own,
-// so that the answer need not hold it.
-func (r *execution) refer(v value) (value, *toolmesh.Error) {
-	if !r.b.AcceptRef || v.ref != nil || r.s.Host.Fits(len(v.json)) {
-		return v, nil
-	}
-	ref, bad := r.s.Host.Keep(r.b.Session, v.json)
-	return value{ref: ref}, bad
+	return rec
 }
 
 // ended notes the outcome of a call that began.
-func (r *execution) ended(m *member, value value, err *toolmesh.Error) {
+func (r *execution) ended(m *member, rec admit.Record) {
 	if r.b.Delivery == codec.DeliverInbox {
 		req := r.b.Request
 		req.RPCID = r.b.RPCID(m.Member)
-		r.s.Host.Pace(r.ctx, &stream.Reader{Reply: r.to.reply, Request: &req}, admit.Record{Result: value.json, Ref: value.ref})
+		r.s.Replies.Pace(r.ctx, &stream.Reader{Reply: r.to.Reply, Request: &req}, admit.Record{Result: rec.Result, Ref: rec.Ref}) // this node answers, whichever ran it
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if m.state == begun {
 		r.running--
-		r.end(m, value, err)
+		r.end(m, rec)
 	}
 }
 
 // end notes the outcome of a call, and begins the calls that waited for it; r.mu is held.
-func (r *execution) end(m *member, value value, err *toolmesh.Error) {
+func (r *execution) end(m *member, rec admit.Record) {
 	m.state = over
 	if m.alarm != nil {
 		m.alarm.Stop()
 	}
-	result := codec.BatchResult{Index: m.Index, RPCID: r.b.RPCID(m.Member), Result: value.json, Ref: value.ref, Err: err, LaneWait: m.wait}
-	if value.ref != nil {
+	result := codec.BatchResult{Index: m.Index, RPCID: r.b.RPCID(m.Member), Result: rec.Result, Ref: rec.Ref, Err: rec.Err, LaneWait: m.wait}
+	if rec.Ref != nil {
 		result.Result = nil // the value is kept separately
 	}
-	if err == nil && len(result.Result) > 0 && !json.Valid(result.Result) {
+	if rec.Err == nil && len(result.Result) > 0 && !json.Valid(result.Result) {
 		result.Result, result.Err = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned a value that is not JSON").
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
 	}
@@ -420,12 +392,12 @@ func (r *execution) end(m *member, value value, err *toolmesh.Error) {
 		return
 	}
 	final := admit.Record{Result: joined(r.results)}
-	if len(final.Result) < reply.PacedFrom || !r.s.Host.Fits(len(final.Result)) {
+	if !r.s.Replies.Paced(&r.to.Reader, final) {
 		r.conclude(final)
 		return
 	}
 	r.s.running.Go(func() { // it keeps its place among the batches, which bounds the waiting answers
-		r.s.Host.Pace(r.ctx, &stream.Reader{Reply: r.to.reply, Request: &r.b.Request}, final)
+		r.s.Replies.Pace(r.ctx, &r.to.Reader, final)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.conclude(final)
@@ -437,15 +409,12 @@ func (r *execution) conclude(final admit.Record) {
 	r.unwatch()
 	r.close()
 	r.s.Log.Debug("batch finished", slog.String("rpc_id", string(r.b.Request.RPCID)), slog.String("session", string(r.b.Session)),
-		slog.Int("calls", len(r.members)), slog.Duration("took", time.Since(r.began)))
-	r.final = &final
+		slog.Int("calls", len(r.members)), slog.Duration("took", time.Since(r.to.Start)))
 	r.finish(final)
-	r.to.probe.Close()
+	r.to.Claim() // no keepalive follows the answer
+	r.callers.Close()
 	r.s.answer(r.to, final)
-	for _, to := range r.joined {
-		to.probe.Close()
-		r.s.later(to, final)
-	}
+	r.callers.End(final)
 }
 
 // put keeps a result for the answer, if it fits, and sends it to callers that asked for single
@@ -457,7 +426,7 @@ func (r *execution) put(m *member, result *codec.BatchResult) {
 		if !r.s.send(r.to, header, body) {
 			small := codec.BatchResult{Index: result.Index, RPCID: result.RPCID, Err: tooLarge(len(encoded), r.s.Bus.MaxPayload())}
 			header, body = r.b.OneResult(r.s.Identity, &small, small.Encode())
-			r.s.Host.Send(&nats.Msg{Subject: r.to.reply, Header: nats.Header(header), Data: body})
+			r.s.Replies.Publish(r.to.Reply, header, body)
 		}
 	}
 	if extra := int64(len(encoded)) - leastResult; extra > r.room {

@@ -3,7 +3,6 @@ package batch
 import (
 	"context"
 	"encoding/json"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/reply"
 	"github.com/toolmesh/toolmesh/host/internal/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -37,60 +37,27 @@ type Host interface {
 	// earlier, with its record. When ctx ends, so does the call. mine is false, and
 	// nothing happens, for a tool that is not served here.
 	Here(ctx context.Context, subject subjects.Subject, call *codec.Request, done func(admit.Record)) (mine bool)
-	// Send publishes a reply; it reports whether the connection takes its size.
-	Send(m *nats.Msg) bool
-	// Pace returns when a result may be sent to a reader, or when ctx ends.
-	Pace(ctx context.Context, to *stream.Reader, record admit.Record)
-	// Unread refuses a new batch of a reader that does not read; nil for most.
-	Unread(to *stream.Reader) *toolmesh.Error
-	// Answer sends a record to a reader once its pace allows. It does not block.
-	Answer(to *stream.Reader, record admit.Record)
-	// Fits reports whether a message can carry a result of a size, in bytes.
-	Fits(size int) bool
-	// Keep stores a value that is larger than a message, for its caller to read by reference.
-	Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error)
-	// Load reads the object of a session's reference into room that it reserves.
-	Load(session subjects.SessionID, ref *codec.Ref) ([]byte, Room, *toolmesh.Error)
+	// Load reads the object of a session's reference into room that it reserves; free, which is to
+	// be called once, gives that back.
+	Load(session subjects.SessionID, ref *codec.Ref) (body []byte, free func(), bad *toolmesh.Error)
 	// Hold holds room for the arguments of a batch, of so many bytes.
-	Hold(session subjects.SessionID, size int64) (Room, *toolmesh.Error)
+	Hold(session subjects.SessionID, size int64) (free func(), bad *toolmesh.Error)
 	// Late says why a request came too late, or for another node; nil for most.
 	Late(req *codec.Request) *toolmesh.Error
-	// Account returns the account that a session's use of the node counts for.
-	Account(session subjects.SessionID) subjects.SessionID
-}
-
-// Room is held for arguments; the zero value is none.
-type Room struct{ Give func() }
-
-// Free gives it back, once.
-func (r *Room) Free() {
-	if r.Give != nil {
-		r.Give()
-		r.Give = nil
-	}
-}
-
-// View is the registry's view. Its methods may be called concurrently.
-type View interface {
-	// Owner returns the other node that has the batch of an id, of a session: one that
-	// serves the tool of its first call, if one of those runs batches. Nil: this node has
-	// it, or none.
-	Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) *bus.Peer
-	// Descriptors returns the descriptors of tools by the names in calls. Unknown tools are
-	// missing.
-	Descriptors(ctx context.Context, session subjects.SessionID, names []subjects.ToolID) map[subjects.ToolID]*tool.Descriptor
+	// Served returns the descriptor of a tool that this node serves; nil for another one.
+	Served(session subjects.SessionID, id subjects.ToolID) *tool.Descriptor
 }
 
 // Options are the parts of a [Server]; all of them are needed.
 type Options struct {
-	Node     subjects.NodeID
+	*stream.Node
 	Identity *codec.Identity
-	Base     context.Context // ends with the node
 	Bus      *bus.Bus
 	Client   *client.Client
-	View     View
+	View     *registry.View // for the nodes of tools
+	Records  *registry.Store
 	Host     Host
-	Log      *slog.Logger
+	Replies  *reply.Replies
 }
 
 // Server runs batches. Its methods may be called concurrently.
@@ -116,7 +83,7 @@ func (s *Server) Wait() { s.running.Wait() }
 // Tick sends keepalives to the callers of batches. The host calls it a few times a second.
 func (s *Server) Tick(now time.Time) {
 	for _, call := range s.table.Running() {
-		call.Value.keepAlive(now)
+		call.Value.callers.KeepAlive(now)
 	}
 }
 
@@ -125,9 +92,9 @@ func (s *Server) Sweep() { s.table.Sweep() }
 
 // Cancel ends a batch, and reports whether it runs here.
 func (s *Server) Cancel(key admit.Key) bool {
-	call, ok := s.table.Cancel(key, s.Host.Account(key.Session))
+	call, ok := s.table.Cancel(key, s.Account(key.Session))
 	if ok {
-		call.Value.cancel(errCancelled)
+		call.Value.End(errCancelled)
 	}
 	return ok
 }
@@ -136,11 +103,16 @@ var errCancelled = toolmesh.Errorf(toolmesh.CodeCancelled, "the caller cancelled
 
 // reader is a caller of a batch.
 type reader struct {
+	stream.Reader
 	b     *codec.Batch
-	reply string
-	began time.Time
-	told  time.Time // that it runs; of the ticker
-	probe bus.Probe
+	probe bus.Probe // of a batch that is passed on
+}
+
+// reader returns a caller, which gets its answer in the form of a batch.
+func (s *Server) reader(b *codec.Batch, reply string, began time.Time) *reader {
+	to := &reader{b: b, Reader: stream.Reader{Request: &b.Request, Reply: reply, Identity: s.Identity, Start: began}}
+	to.Form = func(rec admit.Record) { s.answer(to, rec) }
+	return to
 }
 
 // Serve takes a request on a batch subject, and returns when there is nothing more for
@@ -151,43 +123,47 @@ func (s *Server) Serve(subject subjects.Subject, m *nats.Msg) {
 
 // read is Serve; here means that this node runs the batch, whichever node owns it.
 func (s *Server) read(subject subjects.Subject, m *nats.Msg, began time.Time, here bool) {
+	unread := func(named codec.Batch, why *toolmesh.Error) { s.refuse(s.reader(&named, m.Reply, began), why) }
 	header, err := bus.RequestHeader(m)
 	if err != nil {
-		s.refuse(&reader{b: &codec.Batch{}, reply: m.Reply}, toolmesh.AsError(err))
+		unread(codec.Batch{}, toolmesh.AsError(err))
 		return
 	}
 	ref := header.Referred()
 	if ref == nil {
-		s.serve(subject, m, header, m.Data, began, here, Room{})
+		s.serve(subject, m, header, m.Data, began, here, nil)
 		return
 	}
 	if s.passing.Add(1) > maxPassing {
 		s.passing.Add(-1)
-		s.refuse(&reader{b: &codec.Batch{}, reply: m.Reply}, errPassing)
+		unread(codec.Batch{}, errPassing)
 		return
 	}
 	s.running.Go(func() {
-		body, room, bad := s.Host.Load(subject.Session, ref)
+		body, free, bad := s.Host.Load(subject.Session, ref)
 		s.passing.Add(-1)
 		if bad == nil && len(m.Data) > 0 {
-			room.Free()
+			free()
 			bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s replaces the body, and the request has both: send one of them", codec.HeaderRef)
 		}
 		if bad != nil {
-			named := &codec.Batch{Request: codec.Request{Call: codec.Call{RPCID: codec.ParseNameHeader[subjects.RPCID](header.Get(codec.HeaderRPCID))}}}
-			s.refuse(&reader{b: named, reply: m.Reply}, bad)
+			unread(codec.Batch{Request: codec.Request{Call: codec.Call{RPCID: codec.ParseNameHeader[subjects.RPCID](header.Get(codec.HeaderRPCID))}}}, bad)
 			return
 		}
-		s.serve(subject, m, header.Resolved(), body, began, here, room)
+		s.serve(subject, m, header.Resolved(), body, began, here, free)
 	})
 }
 
-// serve serves a batch with its body, in room that is reserved for a body that came by reference.
-// m is the message with either.
-func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Header, body []byte, began time.Time, here bool, room Room) {
-	defer func() { room.Free() }() // unless run has taken it
+// serve serves a batch with its body. free gives back the room of a body that came by reference, and
+// is nil for others. m is the message with either.
+func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Header, body []byte, began time.Time, here bool, free func()) {
+	defer func() {
+		if free != nil {
+			free()
+		}
+	}()
 	b, bad := codec.ParseBatch(subject, header, body)
-	to := &reader{b: b, reply: m.Reply, began: began}
+	to := s.reader(b, m.Reply, began)
 	if bad != nil {
 		s.refuse(to, bad)
 		return
@@ -202,24 +178,35 @@ func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Heade
 		return
 	}
 	if b.Hops == 0 && !here {
-		if owner := s.View.Owner(subject.Session, b.Request.RPCID, b.Members[0].Tool); owner != nil {
+		if owner := s.owner(subject.Session, b.Request.RPCID, b.Members[0].Tool); owner != nil {
 			s.pass(owner, subject, to, m)
 			return
 		}
 	}
-	if bad := s.Host.Unread(&stream.Reader{Reply: to.reply, Request: &b.Request}); bad != nil {
+	if bad := s.Replies.Unread(&to.Reader); bad != nil {
 		s.refuse(to, bad)
 		return
 	}
-	if room.Give == nil {
-		if room, bad = s.Host.Hold(subject.Session, b.Size()); bad != nil {
+	if free == nil {
+		if free, bad = s.Host.Hold(subject.Session, b.Size()); bad != nil {
 			s.refuse(to, bad)
 			return
 		}
 	}
-	if s.run(r, to, room) {
-		room = Room{}
+	if s.run(r, to, free) {
+		free = nil // at the batch's end
 	}
+}
+
+// owner returns the other node that has the batch of an id, of a session: one that serves the tool
+// of its first call, if one of those runs batches. Nil: this node has it, or none.
+func (s *Server) owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) *bus.Peer {
+	route, _ := s.View.Route(session, first)
+	owner, ok := s.View.Owner(codec.FeatureBatch, route.Nodes, string(session), string(id))
+	if !ok || owner.Node == s.ID {
+		return nil
+	}
+	return s.Bus.Listed(owner.Node, owner.Boot)
 }
 
 var errPassing = toolmesh.Errorf(toolmesh.CodeBusy, "the node already passes on %d batches: try again", maxPassing)
@@ -229,10 +216,10 @@ func (s *Server) request(subject subjects.Subject, to *reader) admit.Request {
 	b := to.b
 	r := admit.Request{
 		Key:    admit.Key{Session: subject.Session, RPC: subjects.WireName(b.Request.RPCID)},
-		Digest: admit.DigestOf(b.Body()), Depth: b.Depth, Account: s.Host.Account(b.Session),
+		Digest: admit.DigestOf(b.Body()), Depth: b.Depth, Account: s.Account(b.Session),
 	}
 	if b.IsAgain {
-		r.First = to.began.Add(-b.Again)
+		r.First = to.Start.Add(-b.Again)
 	}
 	return r
 }
@@ -243,10 +230,12 @@ func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Running[*
 	case admit.Refuse:
 		s.refuse(to, bad)
 	case admit.Repeat:
-		s.later(to, record)
+		s.Replies.Answer(&to.Reader, record)
 	case admit.Join:
 		to.b.Drop()
-		call.Value.join(to)
+		var own stream.Readers
+		own.Init(s.Node, nil, &to.Reader)
+		call.Value.callers.Join(&own)
 	}
 }
 
@@ -262,7 +251,7 @@ func (s *Server) pass(owner *bus.Peer, subject subjects.Subject, to *reader, m *
 		passed := s.forward(owner, subject, to, m)
 		s.passing.Add(-1)
 		if !passed {
-			s.read(subject, m, to.began, true)
+			s.read(subject, m, to.Start, true)
 		}
 		to.probe.Close()
 	})
@@ -270,7 +259,7 @@ func (s *Server) pass(owner *bus.Peer, subject subjects.Subject, to *reader, m *
 
 // run runs a batch on this node. It reports whether it does; if so, it frees the room at the end.
 // A repetition gets the first one's answer.
-func (s *Server) run(r admit.Request, to *reader, room Room) bool {
+func (s *Server) run(r admit.Request, to *reader, free func()) bool {
 	if bad := s.check(to.b); bad != nil {
 		s.refuse(to, bad)
 		return false
@@ -283,7 +272,7 @@ func (s *Server) run(r admit.Request, to *reader, room Room) bool {
 		return false
 	}
 	batch.start(func(rec admit.Record) {
-		room.Free()
+		free()
 		s.table.Finish(call, rec)
 	})
 	return true
@@ -292,28 +281,19 @@ func (s *Server) run(r admit.Request, to *reader, room Room) bool {
 // check says why a batch must not begin here and now.
 func (s *Server) check(b *codec.Batch) *toolmesh.Error {
 	if s.draining.Load() {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is draining: send again", s.Node)
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is draining: send again", s.ID)
 	}
 	return s.Host.Late(&b.Request)
 }
 
-// later answers a caller that came second once there is room on the way to it.
-func (s *Server) later(to *reader, rec admit.Record) {
-	answer := func(rec admit.Record) { s.answer(to, rec) }
-	if s.Host.Fits(len(rec.Result)) {
-		s.Host.Answer(&stream.Reader{Reply: to.reply, Request: &to.b.Request, Local: answer}, rec)
-		return
-	}
-	answer(rec)
-}
-
+// answer sends the outcome of a batch.
 func (s *Server) answer(to *reader, rec admit.Record) {
 	if rec.Err != nil {
 		s.refuse(to, rec.Err)
 		return
 	}
 	header, body := to.b.Results(s.Identity, rec.Result)
-	if to.b.AcceptRef && !s.Host.Fits(len(body)) {
+	if to.b.AcceptRef && !s.Replies.Fits(len(body)) {
 		s.running.Go(func() { s.answerRef(to, rec.Result) }) // its caller must not wait for the store
 		return
 	}
@@ -329,18 +309,18 @@ func (s *Server) send(to *reader, header codec.Header, body []byte) bool {
 	if to.b.Read && len(body) >= reply.PacedFrom {
 		header.Set(codec.HeaderRead, "1")
 	}
-	return s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(header), Data: body})
+	return s.Replies.Publish(to.Reply, header, body)
 }
 
 // answerRef answers by reference, with an object of its own.
 func (s *Server) answerRef(to *reader, results json.RawMessage) {
-	ref, bad := s.Host.Keep(to.b.Session, to.b.ResultsBody(results))
+	ref, bad := s.Replies.Keep(to.b.Session, to.b.ResultsBody(results))
 	if bad != nil {
 		s.refuse(to, bad)
 		return
 	}
 	header, _ := to.b.ResultRef(s.Identity, ref, codec.Load{})
-	s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(header)})
+	s.Replies.Publish(to.Reply, header, nil)
 	s.end(to)
 }
 
@@ -349,14 +329,14 @@ func (s *Server) refuse(to *reader, e *toolmesh.Error) {
 		e = admit.Refusal(e)
 	}
 	header, body := to.b.Failure(s.Identity, e)
-	s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(header), Data: body})
+	s.Replies.Publish(to.Reply, header, body)
 	s.end(to)
 }
 
 // end sends the empty message that ends the answer of several messages.
 func (s *Server) end(to *reader) {
 	if to.b.Delivery == codec.DeliverInbox {
-		s.Host.Send(&nats.Msg{Subject: to.reply})
+		s.Replies.Publish(to.Reply, nil, nil)
 	}
 }
 

@@ -2,6 +2,7 @@ package grants
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -37,19 +38,21 @@ type Ask struct {
 	Wait func()
 }
 
-// Grant is a call's hold of a lane.
+// Grant is a call's hold of a lane, or its wait for one.
 type Grant struct {
-	k       *Lanes
-	id      string
-	rpc     subjects.RPCID
-	key     domainKey
-	session subjects.SessionID // of the subject
-	lost    func(*toolmesh.Error)
+	k   *Lanes
+	ask Ask
+	id  string
+	key domainKey
 
-	fence uint64 // 0 until granted
+	// The goroutine that waits.
+	answers chan codec.LaneAnswer
+	asked   map[uint64]time.Time // when requests were sent to the present owner, by their numbers
 
-	// Guarded by the keeper's mu from when it is.
-	by     owner // the owner that granted it
+	// Guarded by the keeper's mu from when it is held.
+	waits  bool   // it is not granted at once; changed under mu
+	fence  uint64 // 0 until granted
+	by     owner  // the owner that was asked, and granted it
 	end    time.Time
 	told   bool // Lost was called
 	follow func(end time.Time)
@@ -82,52 +85,49 @@ func (g *Grant) Follow(f func(end time.Time)) {
 // unavailable if the owner of the lanes cannot be found, and invalid_request or busy for a call
 // that would wait for itself. The call has not begun. The grant must be released.
 func (k *Lanes) Take(ctx context.Context, ask Ask) (*Grant, *toolmesh.Error) {
-	a := &asking{k: k, ask: ask, answers: make(chan codec.LaneAnswer, 4)}
-	id := newID()
-	g := &Grant{k: k, id: id, rpc: ask.RPCID, key: keyOf(ask.Scope, ask.Session), session: ask.Session, lost: ask.Lost}
+	g := &Grant{k: k, ask: ask, id: newID(), key: keyOf(ask.Scope, ask.Session), answers: make(chan codec.LaneAnswer, 4)}
 	k.mu.Lock()
-	k.asking[id] = a
+	k.asking[g.id] = g
 	k.mu.Unlock()
-	defer func() {
-		k.mu.Lock()
-		delete(k.asking, id)
-		if a.waits {
-			k.waiting--
-		}
-		k.mu.Unlock()
-		if g.fence == 0 {
-			g.giveBack() // it may still be granted
-		}
-	}()
+	bad := g.take(ctx)
+	if bad != nil {
+		g.Release() // it may still be granted
+		return nil, bad
+	}
+	return g, nil
+}
+
+func (g *Grant) take(ctx context.Context) *toolmesh.Error {
+	k := g.k
 	var owner owner
 	var since time.Time
 	for {
 		who, err := k.find(ctx, g.key, true)
 		if err != nil && ctx.Err() == nil {
 			bad := toolmesh.Errorf(toolmesh.CodeUnavailable, "the node that owns the call's lane could not be found: %w", err)
-			return nil, bad.WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+			return bad.WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 		}
 		if err == nil {
 			g.by = who
 			asked := time.Now()
-			switch answer := k.await(ctx, g, a); answer.State {
+			switch answer := g.await(ctx); answer.State {
 			case codec.LaneGranted:
-				return g, nil
+				return nil
 			case codec.LaneRefused:
-				return nil, answer.Error
+				return answer.Error
 			}
 			if owner != who || time.Since(asked) > 2*silence { // it is another one, or has answered meanwhile
 				owner, since = who, asked
 			}
 			if time.Since(since) > deafFor && ctx.Err() == nil {
-				return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s owns the call's lane, and has not answered for %v: restart it", who.Node, deafFor).
+				return toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s owns the call's lane, and has not answered for %v: restart it", who.Node, deafFor).
 					WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 			}
 		}
 		if ctx.Err() != nil {
-			return nil, toolmesh.AsError(context.Cause(ctx)).WithStarted(toolmesh.StartedNo).WithDetail("reason", "waiting_for_lane")
+			return toolmesh.AsError(context.Cause(ctx)).WithStarted(toolmesh.StartedNo).WithDetail("reason", "waiting_for_lane")
 		}
-		a.wait()
+		g.wait()
 		k.disown(g.key, who)
 		wake.After(ctx, lookAgain)
 	}
@@ -140,62 +140,45 @@ const deafFor = 30 * time.Second
 // lookAgain is the pause before the store is asked again after an owner was not there.
 const lookAgain = 300 * time.Millisecond
 
-// asking is a call that waits for its lane.
-type asking struct {
-	k       *Lanes
-	ask     Ask
-	answers chan codec.LaneAnswer
-	waits   bool // Wait was called
-}
-
-// deliver passes an answer on. One that finds no room is repeated by the owner.
-func (a *asking) deliver(answer codec.LaneAnswer) {
-	select {
-	case a.answers <- answer:
-	default:
-	}
-}
-
 // wait reports once that the lane is not granted at once.
-func (a *asking) wait() {
-	if !a.waits {
-		a.waits = true
-		a.k.mu.Lock()
-		a.k.waiting++
-		a.k.mu.Unlock()
-		a.ask.Wait()
+func (g *Grant) wait() {
+	if !g.waits {
+		g.k.mu.Lock()
+		g.waits = true
+		g.k.mu.Unlock()
+		g.ask.Wait()
 	}
 }
 
 // await asks the owner until it grants the lane, refuses it, or is elsewhere. The answer is
 // empty when ctx ends.
-func (k *Lanes) await(ctx context.Context, g *Grant, a *asking) codec.LaneAnswer {
-	sent := map[uint64]time.Time{}
-	k.askOwner(g, a, sent)
+func (g *Grant) await(ctx context.Context) codec.LaneAnswer {
+	g.asked = make(map[uint64]time.Time)
+	g.askOwner()
 	ticker := time.NewTicker(askEvery)
 	defer ticker.Stop()
 	heard := time.Now()
 	for {
 		select {
-		case answer := <-a.answers:
+		case answer := <-g.answers:
 			heard = time.Now()
 			switch {
 			case answer.State == codec.LaneWaiting:
-				a.wait()
-			case answer.State != codec.LaneGranted, k.grant(g, answer, sent):
+				g.wait()
+			case answer.State != codec.LaneGranted, g.hold(answer):
 				return answer
 			default: // this process was frozen, or the owner's lease ends soon: ask again
-				a.wait()
+				g.wait()
 				if wake.After(ctx, lookAgain) {
-					k.askOwner(g, a, sent)
+					g.askOwner()
 				}
 			}
 		case now := <-ticker.C:
-			a.wait()
+			g.wait()
 			if now.Sub(heard) > silence {
 				return codec.LaneAnswer{State: codec.LaneElsewhere}
 			}
-			k.askOwner(g, a, sent)
+			g.askOwner()
 		case <-ctx.Done():
 			return codec.LaneAnswer{}
 		}
@@ -203,22 +186,18 @@ func (k *Lanes) await(ctx context.Context, g *Grant, a *asking) codec.LaneAnswer
 }
 
 // askOwner asks for the lane, and records when.
-func (k *Lanes) askOwner(g *Grant, a *asking, sent map[uint64]time.Time) {
+func (g *Grant) askOwner() {
 	now := time.Now()
-	for n, at := range sent {
-		if now.Sub(at) > askedFor {
-			delete(sent, n)
-		}
-	}
+	maps.DeleteFunc(g.asked, func(_ uint64, at time.Time) bool { return now.Sub(at) > askedFor })
 	req := &codec.LaneRequest{
-		Type: codec.LaneAsk, Tool: a.ask.Tool, Rule: a.ask.Rule, Place: a.ask.Key.Place(), Read: a.ask.Key.Reads(), Above: a.ask.Above,
+		Type: codec.LaneAsk, Tool: g.ask.Tool, Rule: g.ask.Rule, Place: g.ask.Key.Place, Read: g.ask.Key.Read, Above: g.ask.Above,
 	}
-	k.mu.Lock()
-	k.counter++
-	req.N = k.counter
-	k.mu.Unlock()
-	sent[req.N] = now
-	k.send(g, g.by, req)
+	g.k.mu.Lock()
+	g.k.counter++
+	req.N = g.k.counter
+	g.k.mu.Unlock()
+	g.asked[req.N] = now
+	g.k.send(g, g.by, req)
 }
 
 // send sends a request about a grant to an owner. The answers have the grant's id.
@@ -237,42 +216,40 @@ func (k *Lanes) send(g *Grant, to owner, req *codec.LaneRequest) {
 			return
 		}
 	}
-	subject, err := subjects.Subject{Kind: subjects.KindLane, Node: to.Node, Session: g.session}.Build()
+	subject, err := subjects.Subject{Kind: subjects.KindLane, Node: to.Node, Session: g.ask.Session}.Build()
 	if err != nil {
 		return // an invalid record: the missing answer is noticed
 	}
 	_ = k.opts.Bus.Conn().PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: codec.Encode(req)})
 }
 
-// grant accepts a grant, unless its end is near: this process may have been frozen since it
+// hold accepts a grant, unless its end is near: this process may have been frozen since it
 // asked.
-func (k *Lanes) grant(g *Grant, answer codec.LaneAnswer, sent map[uint64]time.Time) bool {
-	at, known := sent[answer.N]
+func (g *Grant) hold(answer codec.LaneAnswer) bool {
+	at, known := g.asked[answer.N]
 	end := at.Add(toolmesh.Millis(answer.MS))
-	if answer.State != codec.LaneGranted || !known || !time.Now().Before(end.Add(-soft)) {
+	if !known || !time.Now().Before(end.Add(-soft)) {
 		return false
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	g.k.mu.Lock()
+	defer g.k.mu.Unlock()
 	g.end, g.fence = end, answer.Fence
-	k.held[g.id] = g
+	delete(g.k.asking, g.id)
+	g.k.held[g.id] = g
 	return true
 }
 
-// Release releases the lane, once. The call must be over.
+// Release releases the lane, or ends the wait for it, once. The call must be over. If the message
+// to the owner is lost, it takes the lane back by itself.
 func (g *Grant) Release() {
 	g.k.mu.Lock()
+	delete(g.k.asking, g.id)
 	delete(g.k.held, g.id)
 	g.follow = nil
+	by := g.by
 	g.k.mu.Unlock()
-	g.giveBack()
-}
-
-// giveBack tells the owner that the hold, or the wait for it, is over. If that message is lost,
-// the owner takes the lane back by itself.
-func (g *Grant) giveBack() {
-	if g.by != (owner{}) {
-		g.k.send(g, g.by, &codec.LaneRequest{Type: codec.LaneRelease})
+	if by != (owner{}) {
+		g.k.send(g, by, &codec.LaneRequest{Type: codec.LaneRelease})
 	}
 }
 
@@ -338,7 +315,7 @@ func (k *Lanes) extend(g *Grant, answer codec.LaneAnswer) {
 	case elsewhere:
 		k.seek(g, by)
 	case gone:
-		g.lost(errLost)
+		g.ask.Lost(errLost)
 	case follow != nil:
 		follow(end.Add(-hard))
 	}

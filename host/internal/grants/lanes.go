@@ -80,8 +80,7 @@ type Lanes struct {
 
 	mu      sync.Mutex // guards the fields below; never held while sending or waiting; taken before presence.mu
 	domains map[domainKey]*domain
-	asking  map[string]*asking // by the id of the grant
-	waiting int                // of asking: those that still wait
+	asking  map[string]*Grant // those that are not granted yet, by their ids
 	held    map[string]*Grant
 	counter uint64 // of requests
 	inbox   *bus.Inbox
@@ -120,7 +119,7 @@ type domain struct {
 // New makes a keeper. It sends nothing before the first [Lanes.Take].
 func New(opts Options) *Lanes {
 	return &Lanes{
-		opts: opts, domains: make(map[domainKey]*domain), asking: make(map[string]*asking),
+		opts: opts, domains: make(map[domainKey]*domain), asking: make(map[string]*Grant),
 		held: make(map[string]*Grant),
 	}
 }
@@ -150,10 +149,15 @@ func keyOf(scope tool.LaneScope, session subjects.SessionID) domainKey {
 }
 
 // Waiting is how many calls of this node wait for a lane.
-func (k *Lanes) Waiting() int {
+func (k *Lanes) Waiting() (n int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.waiting
+	for _, g := range k.asking {
+		if g.waits {
+			n++
+		}
+	}
+	return n
 }
 
 // Tick is the node's clock; the host calls it several times a second.
@@ -182,8 +186,8 @@ func (k *Lanes) Tick(now time.Time) {
 	k.mu.Unlock()
 	out.send()
 	for _, g := range late {
-		k.opts.Log.Warn("call is stopped: its hold of a lane could not be renewed", slog.String("rpc_id", string(g.rpc)))
-		g.lost(errLost)
+		k.opts.Log.Warn("call is stopped: its hold of a lane could not be renewed", slog.String("rpc_id", string(g.ask.RPCID)))
+		g.ask.Lost(errLost)
 	}
 }
 
@@ -245,12 +249,15 @@ func (k *Lanes) heard(m *nats.Msg, err error) {
 // answered handles an answer about a grant, of another node or of this one.
 func (k *Lanes) answered(answer codec.LaneAnswer) {
 	k.mu.Lock()
-	g, a := k.held[answer.ID], k.asking[answer.ID]
+	held, asks := k.held[answer.ID], k.asking[answer.ID]
 	k.mu.Unlock()
 	switch {
-	case g != nil:
-		k.extend(g, answer)
-	case a != nil:
-		a.deliver(answer)
+	case held != nil:
+		k.extend(held, answer)
+	case asks != nil:
+		select {
+		case asks.answers <- answer:
+		default: // the owner repeats it
+		}
 	}
 }

@@ -43,14 +43,11 @@ type rule struct {
 
 // turn is a call that holds a lane or waits for it.
 type turn struct {
-	id      string
-	by      owner
-	key     lane.Key
+	heldTurn
 	rule    rule
 	above   []string
 	at      *lane.Turn
 	granted bool
-	fence   uint64
 	until   time.Time // the holder has stopped by then
 	heard   time.Time // last request of the waiting call
 	n       uint64    // of that request
@@ -121,13 +118,12 @@ func (k *Lanes) ask(d *domain, req *codec.LaneRequest, now, until time.Time, ans
 	id := req.IDs[0]
 	t := d.term.turns[id]
 	if t == nil {
-		key := lane.KeyOf(req.Place, req.Read)
-		t = &turn{id: id, by: owner{req.Node, req.Boot}, rule: rule{req.Tool, req.Rule}, above: req.Above}
+		t = &turn{rule: rule{req.Tool, req.Rule}, above: req.Above}
+		t.heldTurn = heldTurn{ID: id, By: owner{req.Node, req.Boot}, Key: lane.Key{Place: req.Place, Read: req.Read}}
 		if d.term.rules[t.rule]++; d.term.declaredOtherwise(t.rule) {
-			key = lane.Key{}
+			t.Key = lane.Key{}
 		}
-		t.key = key
-		t.at = d.term.queue.Add(key, t)
+		t.at = d.term.queue.Add(t.Key, t)
 		if bad := d.term.circle(t); bad != nil {
 			k.end(d, t, now, until, out)
 			out.add(func() { answer(codec.LaneAnswer{State: codec.LaneRefused, ID: id, N: req.N, Error: bad}) })
@@ -152,7 +148,7 @@ func (k *Lanes) tryGrant(d *domain, t *turn, now, until time.Time, out *outbox) 
 		return
 	}
 	d.term.fence++
-	t.granted, t.fence, t.until = true, d.term.fence, until
+	t.granted, t.Fence, t.until = true, d.term.fence, until
 	out.add(t.grant())
 }
 
@@ -160,7 +156,7 @@ func (k *Lanes) tryGrant(d *domain, t *turn, now, until time.Time, out *outbox) 
 // before it arrived.
 func (t *turn) grant() func() {
 	answer := t.answer
-	a := codec.LaneAnswer{State: codec.LaneGranted, ID: t.id, N: t.n, MS: t.until.Sub(t.heard).Milliseconds(), Fence: t.fence}
+	a := codec.LaneAnswer{State: codec.LaneGranted, ID: t.ID, N: t.n, MS: t.until.Sub(t.heard).Milliseconds(), Fence: t.Fence}
 	return func() { answer(a) }
 }
 
@@ -183,7 +179,7 @@ func (t *term) circle(of *turn) *toolmesh.Error {
 	}
 	var from []*lane.Turn
 	for _, a := range above {
-		if lane.Overlap(a.key, of.key) {
+		if lane.Overlap(a.Key, of.Key) {
 			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the call would wait for itself: a call above it holds the same lane until this one ends").
 				WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).WithDetail("limit", limitLanes)
 		}
@@ -229,7 +225,7 @@ func (k *Lanes) renewTurns(t *term, req *codec.LaneRequest, now, until time.Time
 
 // drop ends a hold or a wait; k.mu is held.
 func (k *Lanes) drop(d *domain, t *turn, now, until time.Time, out *outbox) {
-	delete(d.term.turns, t.id)
+	delete(d.term.turns, t.ID)
 	k.end(d, t, now, until, out)
 }
 
@@ -259,7 +255,7 @@ func (k *Lanes) tickTerm(d *domain, now time.Time, out *outbox) {
 		switch {
 		case d.key.node: // only this node knows of them
 		case turn.granted && now.After(turn.until.Add(margin)):
-			k.opts.Log.Warn("lane is taken back: its holder does not answer", slog.String("node", string(turn.by.Node)))
+			k.opts.Log.Warn("lane is taken back: its holder does not answer", slog.String("node", string(turn.By.Node)))
 			k.drop(d, turn, now, until, out)
 		case !turn.granted && now.Sub(turn.heard) > askedFor && now.After(k.grace):
 			k.drop(d, turn, now, until, out)
@@ -301,7 +297,7 @@ func (k *Lanes) tickTerm(d *domain, now time.Time, out *outbox) {
 func (k *Lanes) resign(d *domain, out *outbox) {
 	for _, t := range d.term.turns {
 		if !t.granted && t.answer != nil {
-			answer, elsewhere := t.answer, codec.LaneAnswer{State: codec.LaneElsewhere, ID: t.id, N: t.n}
+			answer, elsewhere := t.answer, codec.LaneAnswer{State: codec.LaneElsewhere, ID: t.ID, N: t.n}
 			out.add(func() { answer(elsewhere) })
 		}
 	}
@@ -319,12 +315,12 @@ type record struct {
 	ID string `json:"id,omitempty"`
 }
 
+// heldTurn is the part of a turn that the next owner needs.
 type heldTurn struct {
-	ID    string   `json:"id"`
-	By    owner    `json:"by"`
-	Place []string `json:"place,omitempty"`
-	Read  bool     `json:"read,omitempty"`
-	Fence uint64   `json:"fence"`
+	ID string `json:"id"`
+	By owner  `json:"by"`
+	lane.Key
+	Fence uint64 `json:"fence"`
 }
 
 func encodeRecord(r record) []byte {
@@ -480,8 +476,8 @@ func (k *Lanes) own(d *domain, t *term, r *record, err error) error {
 	until := time.Now().Add(standsFor)
 	slices.SortFunc(held, func(a, b heldTurn) int { return cmp.Compare(a.Fence, b.Fence) })
 	for _, h := range held {
-		turn := &turn{id: h.ID, by: h.By, key: lane.KeyOf(h.Place, h.Read), granted: true, fence: h.Fence, until: until}
-		turn.at = t.queue.Add(turn.key, turn)
+		turn := &turn{heldTurn: h, granted: true, until: until}
+		turn.at = t.queue.Add(h.Key, turn)
 		t.turns[h.ID] = turn
 	}
 	d.term, d.owner, d.used = t, owner{}, time.Now()
@@ -533,7 +529,7 @@ func (k *Lanes) handOver(ctx context.Context, meant func(domainKey) bool) {
 		l := leaving{home: d.key.index != "", key: d.key.record(), revision: d.term.revision}
 		for _, t := range d.term.turns {
 			if t.granted {
-				l.record.Left = append(l.record.Left, heldTurn{t.id, t.by, t.key.Place(), t.key.Reads(), t.fence})
+				l.record.Left = append(l.record.Left, t.heldTurn)
 			}
 		}
 		all = append(all, l)

@@ -21,26 +21,17 @@ const maxDepth = 64
 // other or lies above it, unless both only read. The zero value is the root, with which all
 // overlap.
 type Key struct {
-	place []string
-	read  bool
+	Place []string `json:"place,omitempty"` // the path from the root
+	Read  bool     `json:"read,omitempty"`  // a call with the key only reads
 }
 
 // MaxKey bounds the text of a key, in bytes.
 const MaxKey = 8192
 
-// KeyOf returns the key of the parts that another process sent.
-func KeyOf(place []string, read bool) Key { return Key{place, read} }
-
-// Place is the path of the key's place from the root.
-func (k Key) Place() []string { return k.place }
-
-// Reads reports whether a call with the key only reads.
-func (k Key) Reads() bool { return k.read }
-
 // Check refuses a key that is too long: invalid_arguments, of a call that has not begun.
 func (k Key) Check() *toolmesh.Error {
 	size := 0
-	for _, step := range k.place {
+	for _, step := range k.Place {
 		size += len(step)
 	}
 	if size <= MaxKey {
@@ -52,19 +43,19 @@ func (k Key) Check() *toolmesh.Error {
 
 // Overlap reports whether calls of two keys must not run at the same time.
 func Overlap(a, b Key) bool {
-	if a.read && b.read {
+	if a.Read && b.Read {
 		return false
 	}
-	n := min(len(a.place), len(b.place))
-	return slices.Equal(a.place[:n], b.place[:n])
+	n := min(len(a.Place), len(b.Place))
+	return slices.Equal(a.Place[:n], b.Place[:n])
 }
 
 // Rule makes the keys of a tool's calls. It does not change.
 type Rule struct {
 	read     bool
-	prefix   []string   // of every key
-	parts    []template // other than the path
-	path     template
+	prefix   []string // of every key
+	parts    []string // other than the path
+	path     string
 	defaults map[string]json.RawMessage
 	constant *Key // of all calls; nil if a part names a parameter
 	text     string
@@ -95,7 +86,7 @@ func RuleOf(d *tool.Descriptor, independent bool) *Rule {
 	r := &Rule{read: a.ReadOnly, text: strconv.FormatBool(a.ReadOnly) + " " + strings.Join(parts, "\x00")}
 	if len(parts) == 0 {
 		inBatch := a.LaneScope == "" || a.LaneScope == tool.LaneBatch
-		r.constant = &Key{place: []string{"2", "safe", string(d.ID)}, read: r.read || inBatch}
+		r.constant = &Key{Place: []string{"2", "safe", string(d.ID)}, Read: r.read || inBatch}
 		return r
 	}
 	hierarchy, constant := len(parts)-1, true
@@ -109,10 +100,10 @@ func RuleOf(d *tool.Descriptor, independent bool) *Rule {
 	r.prefix = []string{strconv.Itoa(len(parts)) + "." + strconv.Itoa(hierarchy)}
 	for i, part := range parts {
 		if i != hierarchy {
-			r.parts = append(r.parts, templateOf(part))
+			r.parts = append(r.parts, part)
 		}
 	}
-	r.path = templateOf(parts[hierarchy])
+	r.path = parts[hierarchy]
 	var schema struct {
 		Properties map[string]struct {
 			Default json.RawMessage `json:"default"`
@@ -137,7 +128,7 @@ func (r *Rule) Key(args json.RawMessage) Key {
 	if r.constant != nil {
 		return *r.constant
 	}
-	k := Key{read: r.read, place: append(make([]string, 0, len(r.prefix)+len(r.parts)+4), r.prefix...)}
+	k := Key{Read: r.read, Place: append(make([]string, 0, len(r.prefix)+len(r.parts)+4), r.prefix...)}
 	var given map[string]json.RawMessage
 	_ = json.Unmarshal(args, &given) // arguments that are no object fail in the call
 	for _, part := range r.parts {
@@ -145,10 +136,10 @@ func (r *Rule) Key(args json.RawMessage) Key {
 		if !ok {
 			return k
 		}
-		k.place = append(k.place, text)
+		k.Place = append(k.Place, text)
 	}
 	if text, ok := r.fill(r.path, given); ok {
-		k.place = append(k.place, segments(text)...)
+		k.Place = append(k.Place, segments(text)...)
 	}
 	return k
 }
@@ -173,37 +164,19 @@ func segments(text string) []string {
 
 var placeholder = regexp.MustCompile(`\{([^{}]+)\}`)
 
-// template is a part of a key: texts, and the names of parameters between them.
-type template struct {
-	texts []string // one more than names
-	names []string
-}
-
-func templateOf(part string) template {
-	var t template
-	end := 0
-	for _, at := range placeholder.FindAllStringSubmatchIndex(part, -1) {
-		t.texts = append(t.texts, part[end:at[0]])
-		t.names = append(t.names, part[at[2]:at[3]])
-		end = at[1]
-	}
-	t.texts = append(t.texts, part[end:])
-	return t
-}
-
 // fill puts arguments into a part; ok is false where one is missing.
-func (r *Rule) fill(t template, given map[string]json.RawMessage) (text string, ok bool) {
-	text = t.texts[0]
-	for i, name := range t.names {
+func (r *Rule) fill(part string, given map[string]json.RawMessage) (text string, ok bool) {
+	ok = true
+	text = placeholder.ReplaceAllStringFunc(part, func(name string) string {
+		name = name[1 : len(name)-1]
 		value, found := given[name]
 		if !found {
-			if value, found = r.defaults[name]; !found {
-				return "", false
-			}
+			value, found = r.defaults[name]
 		}
-		text += plain(value) + t.texts[i+1]
-	}
-	return text, true
+		ok = ok && found
+		return plain(value)
+	})
+	return text, ok
 }
 
 // plain is a value as a part of a key: equal values have equal texts.

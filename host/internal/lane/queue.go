@@ -43,7 +43,7 @@ func (q *Queue) Add(k Key, value any) *Turn {
 	if q.places == nil {
 		q.places = make(map[uint64]*place)
 	}
-	t := &Turn{Value: value, key: ways(k.place)}
+	t := &Turn{Value: value, key: ways(k.Place)}
 	last := len(t.key) - 1
 	for i, way := range t.key {
 		p := q.places[way]
@@ -55,13 +55,13 @@ func (q *Queue) Add(k Key, value any) *Turn {
 		switch {
 		case i < last: // its key is below this place
 			t.after(&p.own.writers)
-			if k.read {
+			if k.Read {
 				keep(&p.below.readers, t)
 			} else {
 				t.after(&p.own.readers)
 				keep(&p.below.writers, t)
 			}
-		case k.read:
+		case k.Read:
 			t.after(&p.own.writers)
 			t.after(&p.below.writers)
 			keep(&p.own.readers, t)

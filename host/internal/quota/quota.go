@@ -24,9 +24,8 @@ type Quota struct {
 }
 
 type usage struct {
-	slices [sliceCount]int64
+	slices map[int64]int64 // bytes by the number of the slice
 	total  int64
-	last   int64 // number of the newest slice
 }
 
 // New returns the quota of a node through which each account may store limit bytes, which
@@ -46,14 +45,14 @@ func (q *Quota) Take(account subjects.SessionID, n int64) (used int64, ok bool) 
 	defer q.mu.Unlock()
 	u := q.accounts[account]
 	if u == nil {
-		u = &usage{last: slice}
+		u = &usage{slices: make(map[int64]int64)}
 		q.accounts[account] = u
 	}
 	u.age(slice)
 	if u.total+n > q.limit {
 		return u.total, false
 	}
-	u.slices[slice%sliceCount] += n
+	u.slices[slice] += n
 	u.total += n
 	return u.total, true
 }
@@ -70,8 +69,8 @@ func (q *Quota) Give(account subjects.SessionID, n int64) {
 	}
 	u.age(slice)
 	for i := slice; n > 0 && i > slice-sliceCount; i-- {
-		back := min(n, u.slices[i%sliceCount])
-		u.slices[i%sliceCount] -= back
+		back := min(n, u.slices[i])
+		u.slices[i] -= back
 		u.total -= back
 		n -= back
 	}
@@ -85,21 +84,17 @@ func (q *Quota) Forget(account subjects.SessionID) {
 }
 
 // slice is the number of the slice of now, by the monotonic clock: a wall clock that is
-// set back would have nothing grow old until it has caught up. None is below 0.
+// set back would have nothing grow old until it has caught up.
 func (q *Quota) slice() int64 {
-	return sliceCount + int64(q.now().Sub(q.begun)/(q.keep/sliceCount))
+	return int64(q.now().Sub(q.begun) / (q.keep / sliceCount))
 }
 
 func (u *usage) age(slice int64) {
-	for u.last < slice {
-		u.last++
-		if slice-u.last >= sliceCount {
-			u.last = slice - sliceCount
-			continue
+	for at, n := range u.slices {
+		if at <= slice-sliceCount {
+			u.total -= n
+			delete(u.slices, at)
 		}
-		i := u.last % sliceCount
-		u.total -= u.slices[i]
-		u.slices[i] = 0
 	}
 }
 

@@ -57,7 +57,7 @@ func (p *Replies) Answer(r *stream.Reader, record admit.Record) {
 	switch {
 	case record.Ref != nil:
 		p.Go(func() { p.AnswerNow(r, p.anew(r, record)) })
-	case paced(r, record) && p.unsent.room.Take(prefix, size):
+	case p.Paced(r, record) && p.unsent.room.Take(prefix, size):
 		p.Go(func() {
 			p.Pace(p.Base, r, record)
 			p.unsent.room.Give(prefix, size) // an answer that cannot be sent reserves its own room
@@ -68,14 +68,15 @@ func (p *Replies) Answer(r *stream.Reader, record admit.Record) {
 	}
 }
 
-// paced reports whether a result is so large that it is paced.
-func paced(r *stream.Reader, record admit.Record) bool {
-	return len(record.Result) >= PacedFrom && record.Ref == nil && r.Reply != ""
+// Paced reports whether a result is so large that it is paced. One that no message carries goes by
+// reference.
+func (p *Replies) Paced(r *stream.Reader, record admit.Record) bool {
+	return len(record.Result) >= PacedFrom && record.Ref == nil && r.Reply != "" && p.Fits(len(record.Result))
 }
 
 // Pace returns when an answer may be sent, or when ctx ends: at once if the answer is small.
 func (p *Replies) Pace(ctx context.Context, r *stream.Reader, record admit.Record) {
-	if paced(r, record) { // else ctx need not make a channel
+	if p.Paced(r, record) { // else ctx need not make a channel
 		// The caller of a result that another node has made is not asked to tell that it has read it.
 		p.pacer.wait(ctx.Done(), r, len(record.Result), r.Request.Read && record.By == nil)
 	}
@@ -83,8 +84,8 @@ func (p *Replies) Pace(ctx context.Context, r *stream.Reader, record admit.Recor
 
 // AnswerNow sends the answer of a call that is over.
 func (p *Replies) AnswerNow(r *stream.Reader, record admit.Record) {
-	if r.Local != nil {
-		r.Local(record)
+	if r.Form != nil {
+		r.Form(record)
 		return
 	}
 	reply, req, id := r.Reply, r.Request, r.Identity

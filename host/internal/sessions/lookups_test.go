@@ -11,19 +11,19 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// One look-up of a session answers all questions that came before it was sent. A session has one
-// at a time, and the number of look-ups in parallel is bounded; later questions get a later
-// answer.
+// One look-up of a session answers all questions that came before it was sent, and the number of
+// look-ups in parallel is bounded; later questions get a later answer.
 func TestLookupsAreShared(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		asked, release := map[subjects.SessionID]int{}, make(chan struct{})
 		at, most := 0, 0
-		ls := newLookups(func(s subjects.SessionID) (string, error) {
+		s := New(Options{Go: func(f func()) { go f() }})
+		s.Ask = func(of subjects.SessionID) (string, error) {
 			mu.Lock()
-			asked[s]++
-			n := asked[s]
+			asked[of]++
+			n := asked[of]
 			at++
 			most = max(most, at)
 			mu.Unlock()
@@ -32,12 +32,12 @@ func TestLookupsAreShared(t *testing.T) {
 			at--
 			mu.Unlock()
 			return fmt.Sprint(n), nil
-		}, func(f func()) { go f() })
+		}
 		answers := make(chan string, 1000)
-		find := func(s subjects.SessionID, n int) {
+		find := func(of subjects.SessionID, n int) {
 			for range n {
 				go func() {
-					epoch, err := ls.find(t.Context(), s)
+					epoch, err := s.find(t.Context(), of)
 					if err != nil {
 						t.Error(err)
 					}
@@ -47,12 +47,12 @@ func TestLookupsAreShared(t *testing.T) {
 			synctest.Wait()
 		}
 		find("one", 1)
-		find("one", 100)
 		for i := range 100 {
 			find(subjects.SessionID(fmt.Sprint("other-", i)), 1)
 		}
-		if len(asked) != maxLookups || asked["one"] != 1 {
-			t.Errorf("%d sessions are asked for, want %d", len(asked), maxLookups)
+		find("one", 100) // all wait for one that is not sent yet
+		if len(asked) > maxLookups || asked["one"] != 1 {
+			t.Errorf("%d sessions are asked for, want %d at most", len(asked), maxLookups)
 		}
 		close(release)
 		got := map[string]int{}
@@ -62,12 +62,12 @@ func TestLookupsAreShared(t *testing.T) {
 		if diff := cmp.Diff(map[string]int{"1": 101, "2": 100}, got); diff != "" {
 			t.Errorf("answers by number of question (-want +got):\n%s", diff)
 		}
-		if most != maxLookups {
-			t.Errorf("%d questions at once, want %d", most, maxLookups)
+		if most > maxLookups || most < maxLookups/2 {
+			t.Errorf("%d questions at once, want about %d", most, maxLookups)
 		}
 		synctest.Wait()
-		if len(ls.next)+len(ls.busy) != 0 {
-			t.Errorf("left behind: %v %v", ls.next, ls.busy)
+		if len(s.next) != 0 {
+			t.Errorf("left behind: %v", s.next)
 		}
 	})
 }

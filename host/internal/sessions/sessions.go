@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -18,8 +19,9 @@ import (
 const (
 	// epochWait bounds the registry's answer to a question for a session's epoch.
 	epochWait = 5 * time.Second
-	// maxLookups is how many sessions are looked up at once.
+	// maxLookups is how many look-ups are made at once, and maxWaiting how many sessions wait for one.
 	maxLookups = 16
+	maxWaiting = 1 << 16
 )
 
 // Options are the node's parts of [Sessions].
@@ -30,9 +32,7 @@ type Options struct {
 	Admit func(subjects.SessionID) (epoch string, err error)
 	// Ended reports whether a session of a name has ended since a time, as far as the view knows.
 	// Nil if Admit is.
-	Ended func(session subjects.SessionID, since time.Time) bool
-	// Ask returns the epoch from the registry's leader. Defaults to asking it.
-	Ask    func(subjects.SessionID) (epoch string, err error)
+	Ended  func(session subjects.SessionID, since time.Time) bool
 	Bus    *bus.Bus
 	Store  *registry.Store
 	Joined func() bool     // whether the registry was ever found
@@ -43,22 +43,31 @@ type Options struct {
 // Sessions is a node's knowledge of sessions. Its methods may be called concurrently.
 type Sessions struct {
 	Options
-	lookups  *lookups
+	Ask      func(subjects.SessionID) (epoch string, err error) // the registry's leader
+	lookups  *fair.Queue[subjects.SessionID]
 	followed *registry.Sessions // nil if Options.Admit was given
 	view     *registry.View     // of followed; nil until the registry was reached
+
+	mu   sync.Mutex                     // Options.Go is called under it
+	next map[subjects.SessionID]*lookup // not sent yet
+}
+
+// lookup is a question about a session to the registry's leader, which all share that began to wait
+// before it was sent.
+type lookup struct {
+	done  chan struct{}
+	epoch string
+	err   error
 }
 
 // New makes a node's knowledge of sessions.
 func New(o Options) *Sessions {
-	s := &Sessions{Options: o}
-	if s.Ask == nil {
-		s.Ask = s.registered
-	}
+	s := &Sessions{Options: o, lookups: fair.NewQueue[subjects.SessionID](maxLookups, maxWaiting, o.Go), next: make(map[subjects.SessionID]*lookup)}
+	s.Ask = s.registered
 	if s.Admit == nil {
 		s.followed = &registry.Sessions{}
 		s.Admit, s.Ended = s.followed.Admit, s.followed.Ended
 	}
-	s.lookups = newLookups(func(session subjects.SessionID) (string, error) { return s.Ask(session) }, o.Go)
 	return s
 }
 
@@ -93,7 +102,7 @@ func (s *Sessions) Known(session subjects.SessionID, stored bool) (epoch string,
 // registry no session was created.
 func (s *Sessions) Epoch(ctx context.Context, session subjects.SessionID) (string, error) {
 	if s.Joined() {
-		if epoch, err := s.lookups.find(ctx, session); epoch != "" || err != nil {
+		if epoch, err := s.find(ctx, session); epoch != "" || err != nil {
 			return epoch, err
 		}
 	}
@@ -103,7 +112,7 @@ func (s *Sessions) Epoch(ctx context.Context, session subjects.SessionID) (strin
 // Now returns a session's present epoch from the registry's leader, empty for one that was never
 // created.
 func (s *Sessions) Now(session subjects.SessionID) (string, error) {
-	return s.lookups.find(s.Base, session)
+	return s.find(s.Base, session)
 }
 
 // Account returns the account that a session counts for, as far as the view knows.
@@ -121,71 +130,31 @@ func (s *Sessions) Settled(session subjects.SessionID) (string, error) {
 	return s.Epoch(s.Base, session)
 }
 
-// lookups are the questions about sessions to the registry's leader: one at a time
-// for each session, which all share that began to wait before it was sent.
-type lookups struct {
-	ask    func(subjects.SessionID) (epoch string, err error)
-	run    func(func())
-	places chan struct{}
-
-	mu   sync.Mutex                     // Options.Go is called under it
-	next map[subjects.SessionID]*lookup // not sent yet
-	busy map[subjects.SessionID]bool    // a goroutine asks for it
-}
-
-type lookup struct {
-	done  chan struct{}
-	epoch string
-	err   error
-}
-
-func newLookups(ask func(subjects.SessionID) (string, error), run func(func())) *lookups {
-	return &lookups{
-		ask: ask, run: run, places: make(chan struct{}, maxLookups),
-		next: make(map[subjects.SessionID]*lookup), busy: make(map[subjects.SessionID]bool),
-	}
-}
-
 // find returns the epoch of a session as it is now, empty for one that was
 // never created. The errors are session_not_found and unavailable, and why ctx ended.
-func (ls *lookups) find(ctx context.Context, session subjects.SessionID) (string, error) {
-	ls.mu.Lock()
-	l := ls.next[session]
+func (s *Sessions) find(ctx context.Context, session subjects.SessionID) (string, error) {
+	s.mu.Lock()
+	l := s.next[session]
 	if l == nil {
 		l = &lookup{done: make(chan struct{})}
-		ls.next[session] = l
-		if !ls.busy[session] {
-			ls.busy[session] = true
-			ls.run(func() { ls.answer(session) })
+		if !s.lookups.Do(session, func() {
+			s.mu.Lock()
+			delete(s.next, session) // later questions get a later answer
+			s.mu.Unlock()
+			l.epoch, l.err = s.Ask(session)
+			close(l.done)
+		}) {
+			s.mu.Unlock()
+			return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "too many sessions wait to be looked up: try again").WithOrigin(toolmesh.OriginAgent)
 		}
+		s.next[session] = l
 	}
-	ls.mu.Unlock()
+	s.mu.Unlock()
 	select {
 	case <-l.done:
 		return l.epoch, l.err
 	case <-ctx.Done():
 		return "", context.Cause(ctx)
-	}
-}
-
-// answer answers the look-ups of a session until none waits.
-func (ls *lookups) answer(session subjects.SessionID) {
-	for {
-		ls.mu.Lock()
-		if ls.next[session] == nil {
-			delete(ls.busy, session)
-			ls.mu.Unlock()
-			return
-		}
-		ls.mu.Unlock()
-		ls.places <- struct{}{}
-		ls.mu.Lock()
-		l := ls.next[session] // with all questions that came meanwhile
-		delete(ls.next, session)
-		ls.mu.Unlock()
-		l.epoch, l.err = ls.ask(session)
-		<-ls.places
-		close(l.done)
 	}
 }
 
@@ -219,7 +188,7 @@ func (s *Sessions) Seen(session subjects.SessionID, epoch string) bool {
 
 // Tenure says for which session of its name a session's own tools are served.
 type Tenure struct {
-	asking sync.Mutex             // the first answer counts; taken before lookups.mu
+	asking sync.Mutex             // the first answer counts; taken before Sessions.mu
 	epoch  atomic.Pointer[string] // nil: the registry has not answered yet
 }
 
@@ -256,7 +225,7 @@ func (s *Sessions) Bind(ctx context.Context, session subjects.SessionID, t *Tenu
 	if known := t.epoch.Load(); known != nil {
 		return *known, nil
 	}
-	if epoch, err = s.lookups.find(ctx, session); err == nil {
+	if epoch, err = s.find(ctx, session); err == nil {
 		t.epoch.Store(&epoch)
 	}
 	return epoch, err

@@ -79,8 +79,10 @@ type Reader struct {
 	Reply    string
 	Identity *codec.Identity // of the answers to it
 	Start    time.Time       // when it arrived
-	// Local takes the answer of a call that no message has brought; nil for all others.
-	Local func(admit.Record)
+	// Form sends the answer in a form of its own, which has no items; nil for most.
+	Form func(admit.Record)
+	// Local: no message has brought the call, and Form takes its answer.
+	Local bool
 
 	answered atomic.Bool  // its one answer was sent, or is being sent
 	sent     atomic.Int64 // when the last keepalive was sent, as [bus.Mono]
@@ -100,12 +102,12 @@ func (j *Reader) Claim() bool { return j.answered.CompareAndSwap(false, true) }
 
 // items reports whether a reader is sent items on its reply subject.
 func (j *Reader) items() bool {
-	return j.Request.Delivery == codec.DeliverInbox || j.Request.Delivery == codec.DeliverEnvelope
+	return j.Form == nil && (j.Request.Delivery == codec.DeliverInbox || j.Request.Delivery == codec.DeliverEnvelope)
 }
 
 // wantsProgress reports whether a reader asked for progress at once.
 func (j *Reader) wantsProgress() bool {
-	return j.Local == nil && j.Request.Keepalive && j.Request.WantProgress
+	return !j.Local && j.Request.Keepalive && j.Request.WantProgress
 }
 
 // send sends a chunk to a reader's reply subject; of.mu is held.
@@ -175,7 +177,7 @@ func (r *Readers) Join(own *Readers) {
 		j.until, j.over = r.last, r.last == 0
 	}
 	r.joined = slices.DeleteFunc(r.joined, func(old *Reader) bool {
-		if j.Local != nil || old.Reply != j.Reply {
+		if j.Local || old.Reply != j.Reply {
 			return false
 		}
 		old.probe.Close() // the same caller, which needs one answer only
@@ -279,7 +281,7 @@ func (r *Readers) KeepAlive(now time.Time) {
 	}
 	for _, j := range all {
 		last := j.sent.Load()
-		if j.Local != nil || !j.Request.Keepalive || now.Sub(j.Start) < bus.KeepaliveEvery || last != 0 && bus.Mono(now)-last < int64(bus.KeepaliveEvery*7/8) {
+		if j.Local || !j.Request.Keepalive || now.Sub(j.Start) < bus.KeepaliveEvery || last != 0 && bus.Mono(now)-last < int64(bus.KeepaliveEvery*7/8) {
 			continue
 		}
 		j.sent.Store(bus.Mono(now))
@@ -334,7 +336,7 @@ func (r *Readers) Deserted() bool {
 func deserted(all []*Reader, gone func(*bus.Probe) bool) bool {
 	return !slices.ContainsFunc(all, func(j *Reader) bool {
 		q := j.Request
-		return j.Local != nil || !q.Keepalive || q.Outlive || q.IdempotencyKey != "" || !gone(&j.probe)
+		return j.Local || !q.Keepalive || q.Outlive || q.IdempotencyKey != "" || !gone(&j.probe)
 	})
 }
 
