@@ -508,6 +508,33 @@ func TestListIsCutToAMessage(t *testing.T) {
 	}
 }
 
+// An answer that no message holds is an error of a request that has started nothing.
+func TestAnswerThatFitsIntoNoMessage(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t, meshtest.MaxPayload(8<<10))
+	b := ready(t, s.Connect(t))
+	store := testmesh.Store(t, b)
+	v := view(t, b)
+	respond(t, b, v, store)
+	l := acquire(t, b, record("n1", "boot1"))
+	d := &tool.Descriptor{
+		ID: "ix.f", Name: "f", Description: strings.Repeat("d", 7<<10),
+		InputSchema: json.RawMessage(`{"type":"object"}`), Source: tool.SourceGo,
+	}
+	digests, err := store.PutDescriptors(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Publish(t.Context(), registry.ToolsRecord{Index: "ix", Revision: "r1", Tools: []registry.ToolRoute{{ID: d.ID, Digest: digests[0]}}}); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "it is known", func() bool { all, _ := v.List("s", "", 0); return len(all) == 1 })
+	err = ask(t, open(t, s.Connect(t)), "s", registry.VerbDescribe, registry.Request{Tool: "ix.f"}, nil)
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodePayloadTooLarge || e.Started != toolmesh.StartedNo {
+		t.Errorf("%v, want payload_too_large, not started", err)
+	}
+}
+
 func TestDescriptorsAreCachedAndBounded(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

@@ -59,7 +59,7 @@ func (b *Bus) Respond(m *nats.Msg, answer any, err error) {
 		out.Data, err = tool.MarshalPlain(answer)
 	}
 	if most := b.MaxPayload() - answerRoom; err == nil && int64(len(out.Data)) > most {
-		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the answer takes %d bytes, and a message holds %d", len(out.Data), most)
+		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the answer takes %d bytes, and a message holds %d", len(out.Data), most).WithStarted(toolmesh.StartedNo)
 	}
 	if e := toolmesh.AsError(err); e != nil {
 		if e.Origin == "" {

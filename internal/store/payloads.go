@@ -96,10 +96,10 @@ func (st Store) copy(ctx context.Context, bucket string, o Object, w io.Writer) 
 	sum, left := sha256.New(), o.Size
 	q := Query{Stream: subjects.ObjectStream(bucket), Subject: subjects.ObjectParts(bucket) + o.info.NUID, Bytes: readBytes}
 	_, err = st.readParts(ctx, "read object "+bucket+"/"+o.Name, q, o.Parts(), func(part *Stored) (bool, error) {
-		sum.Write(part.Data)
 		if left -= int64(len(part.Data)); left < 0 {
 			return false, nil
 		}
+		sum.Write(part.Data)
 		_, err := w.Write(part.Data)
 		return true, err
 	})
@@ -474,7 +474,7 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Object, error) {
 	case errors.Is(err, ErrFull):
 		return Object{}, ErrPayloadsFull(err.Error())
 	case err != nil:
-		return Object{}, err
+		return Object{}, apiError("store a payload", err)
 	}
 	u.inbox.Close()
 	return p, nil

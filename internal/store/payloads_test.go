@@ -1,6 +1,8 @@
 package store_test
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -83,4 +85,48 @@ func TestPayloadNamesAreTakenOnce(t *testing.T) {
 		}
 		upload(t, b, "s.x", "three")
 	})
+}
+
+// A node that cannot write the description in time says that another one may: the caller's put begins
+// anew there.
+func TestPayloadWhoseDescriptionIsNotConfirmed(t *testing.T) {
+	t.Parallel()
+	b := open(t, meshtest.Broker(t).Connect(t), nil)
+	ensure(t, b, nil)
+	u, err := b.NewUpload("s.x", "s", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := u.Write([]byte("value"), nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := u.Wait(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	late, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	_, err = u.Finish(late, "")
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeUnavailable || !e.Retryable {
+		t.Errorf("%v, want an unavailable that may be tried again", err)
+	}
+	if err := u.Drop(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// The digest of a copy is that of the bytes that were written, not of more than these.
+func TestPayloadOfMoreBytesThanItsDescriptionSays(t *testing.T) {
+	t.Parallel()
+	b := open(t, meshtest.Broker(t).Connect(t), nil)
+	ensure(t, b, nil)
+	p := upload(t, b, "s.x", "value")
+	p.Size--
+	var out bytes.Buffer
+	digest, err := b.CopyPayload(t.Context(), p, &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out.Len() > 0 || digest == p.Digest {
+		t.Errorf("%d bytes were written, their digest is %s", out.Len(), digest)
+	}
 }
