@@ -338,15 +338,6 @@ func lostPiece(n string) error {
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "a piece of the payload was lost on its way, before number %s", n).WithOrigin(toolmesh.OriginMesh)
 }
 
-// GetBytes is [Get] into memory.
-func GetBytes(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subjects.NodeID, ref *codec.Ref) ([]byte, error) {
-	var value Memory
-	if err := Get(ctx, b, session, at, ref, &value); err != nil {
-		return nil, err
-	}
-	return value.Bytes(), nil
-}
-
 // Memory is where [Get] reads a value into memory.
 type Memory struct {
 	bytes.Buffer

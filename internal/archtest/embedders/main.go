@@ -37,6 +37,10 @@ func main() {
 	// client: the options of a call that no command has a flag for.
 	fmt.Println(client.WithRevision(""), client.WithIsolation(toolmesh.IsolationWarm), client.Idempotent(), client.ViaQueue())
 
+	// client, host: what Connect and Serve make, on a connection of the program's own (their doc.go).
+	fmt.Println(client.New((*nats.Conn)(nil), nil))
+	fmt.Println(host.New((*nats.Conn)(nil), nil))
+
 	// Functions of services that use lanes pass it to stores, which can refuse a smaller one.
 	fmt.Println(host.Fence(context.Background()))
 	host.Progress(context.Background(), 0.5, "half of it")
