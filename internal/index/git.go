@@ -65,7 +65,6 @@ var (
 	certificates     = regexp.MustCompile(`^(?:GIT_SSL_|GIT_PROXY_SSL_|SSL_CERT_|CURL_CA_BUNDLE)`)
 	ownVariables     = regexp.MustCompile(`^(?i:HOME|USER|LOGNAME|TMPDIR|SSH_AUTH_SOCK|SSH_AGENT_PID|XDG_(?:CONFIG_HOME|CACHE_HOME|RUNTIME_DIR)|` +
 		`DBUS_SESSION_BUS_ADDRESS|KRB5CCNAME|KRB5_CONFIG)=|^GIT_(?:CONFIG_|SSH)`)
-	ownSSH = regexp.MustCompile(`^GIT_SSH(?:_COMMAND)?=`)
 )
 
 // environ returns git's part of an environment.
@@ -102,9 +101,6 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Wri
 	argv := slices.Concat([]string{g.command}, hardened, g.pin.settings(), args)
 	env := append(append(g.environ(os.Environ()), g.environment...), "GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=", "SSH_ASKPASS=", "GCM_INTERACTIVE=never",
 		"GIT_ALLOW_PROTOCOL="+cmp.Or(g.protocols, allowed), "GIT_OPTIONAL_LOCKS=0", "GIT_NO_LAZY_FETCH=1", "LC_ALL=C", "LANGUAGE=")
-	if !slices.ContainsFunc(env, ownSSH.MatchString) {
-		env = append(env, "GIT_SSH_COMMAND=ssh -oBatchMode=yes -oConnectTimeout=20")
-	}
 	for _, setting := range g.settings {
 		env = withSetting(env, setting[0], setting[1])
 	}

@@ -29,9 +29,7 @@ type passage struct {
 	env      []string
 	cancel   context.CancelFunc
 	serving  sync.WaitGroup
-
-	mu   sync.Mutex
-	said tail // by far
+	said     atomic.Pointer[tail] // by the last far program
 }
 
 const (
@@ -99,21 +97,12 @@ func (p *passage) close() {
 	}
 }
 
-// reason is what the programs behind the passage have said.
+// reason is what the last program behind the passage has said.
 func (p *passage) reason() string {
-	if p == nil {
+	if p == nil || p.said.Load() == nil {
 		return ""
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return string(p.said)
-}
-
-// Write keeps the last that the programs behind the passage say.
-func (p *passage) Write(said []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.said.Write(said)
+	return string(*p.said.Load())
 }
 
 // protocolVersion is a parameter of a request.
@@ -152,8 +141,10 @@ func (p *passage) serve(ctx context.Context, conn *guest) {
 		env = append(env, "GIT_PROTOCOL="+version[1])
 	}
 	cmd := grouped(ctx, "/", p.far, env)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = socket, socket, p
+	var said tail
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = socket, socket, &said
 	_ = cmd.Run() // git tells that its connection has ended, and reason why
+	p.said.Store(&said)
 }
 
 // elsewhere matches user@host:path; host may be an IPv6 address in brackets.
@@ -190,17 +181,15 @@ func (g git) far(location string, env []string) []string {
 		args = append(args, "-p", port)
 	}
 	args = append(args, host, "git-upload-pack '"+strings.NewReplacer("'", `'\''`, "!", `'\!'`).Replace(path)+"'")
-	ssh := map[string]string{}
-	for _, line := range env {
-		if name, value, _ := strings.Cut(line, "="); ownSSH.MatchString(line) {
-			ssh[name] = value
+	ssh := "ssh -oBatchMode=yes -oConnectTimeout=20"
+	for _, line := range slices.Sorted(slices.Values(env)) { // so the command goes before the program
+		switch name, value, _ := strings.Cut(line, "="); {
+		case value == "":
+		case name == "GIT_SSH":
+			ssh = `"$GIT_SSH"`
+		case name == "GIT_SSH_COMMAND":
+			ssh = value
 		}
 	}
-	if shell := ssh["GIT_SSH_COMMAND"]; shell != "" {
-		return append([]string{"sh", "-c", shell + ` "$@"`, shell}, args...)
-	}
-	if program := ssh["GIT_SSH"]; program != "" {
-		return append([]string{program}, args...)
-	}
-	return append([]string{"ssh", "-oBatchMode=yes", "-oConnectTimeout=20"}, args...)
+	return append([]string{"sh", "-c", ssh + ` "$@"`, "ssh"}, args...)
 }
