@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -34,11 +35,18 @@ type passage struct {
 }
 
 const (
-	// maxPassages is how many connections of a passage are served at once; git has one.
-	maxPassages = 4
+	// maxStrangers is how many connections without a valid request are open at once. A further one
+	// closes the oldest, so a program that holds many keeps git from none.
+	maxStrangers = 64
 	// passageWait is the time that a connection has for its request.
 	passageWait = 5 * time.Second
 )
+
+// guest is a connection to a passage.
+type guest struct {
+	*net.TCPConn
+	known atomic.Bool // its request was valid
+}
 
 // openPassage opens the passage to a repository. Close it.
 func (g git) openPassage(ctx context.Context, location string) (*passage, error) {
@@ -55,20 +63,18 @@ func (g git) openPassage(ctx context.Context, location string) (*passage, error)
 	p.address = "git://" + listener.Addr().String() + "/" + p.token
 	ctx, p.cancel = context.WithCancel(ctx)
 	p.serving.Go(func() {
-		for places := make(chan struct{}, maxPassages); ; {
+		var last [maxStrangers]*guest
+		for n := 0; ; n = (n + 1) % maxStrangers {
 			conn, err := listener.Accept()
 			if err != nil {
 				return
 			}
-			select {
-			case places <- struct{}{}:
-				p.serving.Go(func() {
-					p.serve(ctx, conn.(*net.TCPConn))
-					<-places
-				})
-			default:
-				_ = conn.Close()
+			if oldest := last[n]; oldest != nil && !oldest.known.Load() {
+				_ = oldest.Close()
 			}
+			next := &guest{TCPConn: conn.(*net.TCPConn)}
+			last[n] = next
+			p.serving.Go(func() { p.serve(ctx, next) })
 		}
 	})
 	return p, nil
@@ -115,7 +121,7 @@ var protocolVersion = regexp.MustCompile("\x00(version=[0-9])\x00")
 
 // serve serves one connection: a request of git's own protocol, then what the far program speaks.
 // See gitprotocol-pack(5), "Git Transport".
-func (p *passage) serve(ctx context.Context, conn *net.TCPConn) {
+func (p *passage) serve(ctx context.Context, conn *guest) {
 	defer conn.Close()
 	_ = conn.SetReadDeadline(time.Now().Add(passageWait))
 	size := make([]byte, 4)
@@ -134,6 +140,7 @@ func (p *passage) serve(ctx context.Context, conn *net.TCPConn) {
 	if subtle.ConstantTimeCompare([]byte(request), []byte("git-upload-pack /"+p.token)) != 1 {
 		return
 	}
+	conn.known.Store(true)
 	_ = conn.SetReadDeadline(time.Time{})
 	socket, err := conn.File()
 	if err != nil {

@@ -69,6 +69,35 @@ func TestRunnerIsLost(t *testing.T) {
 	}
 }
 
+// A task is cancelled while its runner is cut off, so that the runner misses the change: its call ends
+// once the runner is back, and nothing runs again.
+func TestTaskIsCancelledWhileItsRunnerIsCutOff(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	d.serve(t, broker.Connect(t), host.Options{})
+	proxy := meshtest.NewProxy(t, broker)
+	runs(t, proxy.Connect(t, nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond)), 0)
+	handle := submit(t, calls(t, broker.Connect(t), ""), "jobs.wait", "x", nil)
+	d.starts(t, "x")
+	becomes(t, handle, codec.TaskRunning)
+	proxy.Cut(true)
+	runs(t, broker.Connect(t), 0)
+	if info, err := handle.Cancel(within(t)); err != nil || info.State != codec.TaskCancelled {
+		t.Fatalf("cancel: %+v %v", info, err)
+	}
+	proxy.Heal()
+	select {
+	case <-d.ended:
+	case <-time.After(waitTimeout):
+		t.Fatal("the call of a cancelled task goes on")
+	}
+	meshtest.Until(t, "the queue is empty", func() bool { return queued(t, broker.Connect(t)) == 0 })
+	if n := d.count("x"); n != 1 {
+		t.Errorf("the tool ran %d times", n)
+	}
+}
+
 // Tasks that are queued when their runner dies, or the broker, run all the same.
 func TestQueuedTasksOutliveRunnerAndBroker(t *testing.T) {
 	t.Parallel()
