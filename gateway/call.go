@@ -34,6 +34,7 @@ type call struct {
 	files   []tool.File
 	report  func(codec.Progress)    // receives the call's progress at once; nil for most
 	admit   func(bytes int64) error // admits what comes by reference; nil: all
+	release func()                  // gives back what was admitted so far
 }
 
 // callTool answers POST /v1/tools/{id}.

@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -20,12 +22,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
 
 	"github.com/toolmesh/toolmesh/gateway"
+	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // raw sends bytes as they are and reads the answer, if there is one.
@@ -352,6 +357,69 @@ func TestLargeResultsOfATokenAreBounded(t *testing.T) {
 		t.Errorf("a result that waited: %d %s", a.status, a.body)
 	}
 	large(nil)
+}
+
+// Items of streams that come by reference have the room of large results, one at a time: many that each fit pass, a
+// larger one ends the stream with a problem, and the room is free afterwards.
+func TestLargeItemsOfStreamsAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(o *gateway.Options) { o.MaxBody = 1 << 18 }) // so large answers have 2 MiB
+	const fits, all, more = 3 << 19, 1<<21 - 2, 1 << 21
+	type args struct {
+		Sizes []int `json:"sizes"`
+	}
+	blobs := host.Stream(func(_ context.Context, a args) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			for _, size := range a.Sizes {
+				if !yield(strings.Repeat("x", size), nil) {
+					return
+				}
+			}
+		}
+	})
+	for name, collect := range map[string]bool{"blobs": false, "collected": true} {
+		if _, err := r.host.Handle(name, blobs, host.Annotate(tool.Annotations{Streaming: true, Collect: collect})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := r.connect(t, "/mcp", "2025-11-25", nil)
+	for _, c := range []struct {
+		sizes              []int
+		items              int // that HTTP streams have before their end
+		problem, collected string
+	}{
+		{[]int{fits, fits, fits, 1}, 4, "", "bytes together"},
+		{[]int{1, more}, 1, "payload_too_large", "bytes together"},
+		{[]int{more}, 0, "payload_too_large", "bytes together"},
+		{[]int{all}, 1, "", ""},
+	} {
+		arguments := map[string]any{"sizes": c.sizes}
+		body, _ := json.Marshal(arguments)
+		for accept, item := range map[string]string{"text/event-stream": "event: item\n", "application/x-ndjson": `"seq":`} {
+			h := as(r.token)
+			h["Accept"] = accept
+			a := r.do(t, "POST", "/v1/tools/lab.blobs", string(body), h)
+			again := r.do(t, "GET", "/v1/calls/"+a.header.Get("Mesh-Rpc-Id")+"/stream", "", h)
+			for _, a := range []answer{a, again} {
+				text := strings.ReplaceAll(a.body, strings.Repeat("x", 100), "")
+				if n := strings.Count(a.body, item); n != c.items || !strings.Contains(text, c.problem) || (a.status == 200) != (c.items > 0) || strings.Contains(text, "complete") != (c.problem == "") {
+					t.Errorf("%s %v: %d with %d items: %.300s", accept, c.sizes, a.status, n, text)
+				}
+			}
+		}
+		for name, want := range map[string]string{"lab-blobs": c.problem, "lab-collected": c.collected} {
+			params := &mcp.CallToolParams{Name: name, Arguments: arguments}
+			params.SetProgressToken("p")
+			a, err := s.CallTool(t.Context(), params)
+			text := fmt.Sprint(err)
+			if err == nil {
+				text = texts(a)
+			}
+			if failed := err != nil || a.IsError; failed != (want != "") || failed && !strings.Contains(text, "bytes together") {
+				t.Errorf("%s %v: %.300s", name, c.sizes, text)
+			}
+		}
+	}
 }
 
 // Of all tokens together 32 large results are passed on at once: one of a further token waits and is refused, though

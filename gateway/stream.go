@@ -43,8 +43,8 @@ func (q *request) stream(in *call, lines bool) error {
 		leave()
 	})()
 	out := &streamWriter{w: q.w, in: in, lines: lines, leave: leave}
-	in.admit, out.release = q.l.bounded()
-	defer out.release()
+	in.admit, in.release = q.l.bounded()
+	defer in.release()
 	err = out.copy(q.c.Stream(ctx, in.tool, in.args, in.options()...))
 	if err != nil && !out.begun && in.mend(ctx, q.c, q.l, err) {
 		err = out.copy(q.c.Stream(ctx, in.tool, in.args, in.options()...))
@@ -83,8 +83,8 @@ func (q *request) followStream() (any, error) {
 	ctx, cancel := context.WithCancelCause(q.ctx)
 	defer cancel(nil)
 	out := &streamWriter{w: q.w, in: in, lines: accepts(q.r, "application/x-ndjson"), leave: func() { cancel(client.ErrLeft) }, count: from - 1}
-	in.admit, out.release = q.l.bounded()
-	defer out.release()
+	in.admit, in.release = q.l.bounded()
+	defer in.release()
 	out.ended(q.l.why(out.copy(q.c.Follow(ctx, in.rpc, from, client.Admit(in.admit)))))
 	return nil, nil
 }
@@ -110,12 +110,11 @@ func startOf(r *http.Request) (int64, error) {
 
 // streamWriter writes the items of one stream as events or as lines.
 type streamWriter struct {
-	w       http.ResponseWriter
-	in      *call
-	lines   bool
-	leave   func() // called when the reader has disconnected
-	release func() // gives back the room of an item that came by reference
-	count   int64  // the number of the last item
+	w     http.ResponseWriter
+	in    *call
+	lines bool
+	leave func() // called when the reader has disconnected
+	count int64  // the number of the last item
 
 	mu    sync.Mutex // keeps keepalives out of events
 	begun bool       // the header is sent
@@ -158,7 +157,7 @@ func (s *streamWriter) copy(items iter.Seq2[client.Chunk, error]) error {
 			} else {
 				s.write(fmt.Sprintf("id: %d\nevent: item\n", chunk.Seq), chunk.Data)
 			}
-			s.release()
+			s.in.release()
 			// A failed write does not end the stream; leave does.
 		}
 		return nil

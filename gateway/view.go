@@ -337,9 +337,8 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 			return nil, err
 		}
 	}
-	var release func()
-	in.admit, release = v.m.of.bounded()
-	defer release() // after the result is cut
+	in.admit, in.release = v.m.of.bounded()
+	defer in.release() // after the result is cut
 	value, err := v.run(ctx, q, &in, t)
 	if err != nil {
 		e := toolmesh.AsError(err)
@@ -418,8 +417,17 @@ func (v *view) run(ctx context.Context, q *mcp.CallToolRequest, in *call, t *cat
 // all items if the tool's result is their list, else the last one.
 func (v *view) follow(ctx context.Context, q *mcp.CallToolRequest, in *call, collect bool) ([]json.RawMessage, error) {
 	var told time.Time
-	items, size := []json.RawMessage{}, 0
-	for chunk, err := range v.c.Stream(ctx, in.tool, in.args, in.options()...) {
+	items, size, options := []json.RawMessage{}, 0, in.options()
+	if !collect && in.admit != nil {
+		options = append(options, client.Admit(func(bytes int64) error { // called again where an item grows
+			if items != nil { // the item before is replaced
+				items = nil
+				in.release()
+			}
+			return in.admit(bytes)
+		}))
+	}
+	for chunk, err := range v.c.Stream(ctx, in.tool, in.args, options...) {
 		if err != nil {
 			return items, err
 		}
