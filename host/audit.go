@@ -39,12 +39,12 @@ func (r *runner) audit(c *inflight, record admit.Record) {
 	if record.By != nil {
 		return
 	}
-	subject, err := subjects.Event(subjects.EventCall, c.Request.Session)
-	if err != nil {
-		return
-	}
 	reply, heard := r.audience.ask(c.Request.Session)
 	if !heard {
+		return
+	}
+	subject, err := subjects.Event(subjects.EventCall, c.Request.Session)
+	if err != nil {
 		return
 	}
 	took := time.Since(c.Start)

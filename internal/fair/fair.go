@@ -2,7 +2,6 @@ package fair
 
 import (
 	"runtime"
-	"slices"
 	"sync"
 )
 
@@ -60,6 +59,13 @@ func (r *Room[K]) Give(account K, n int64) {
 	}
 }
 
+// has reports whether an account has any of it.
+func (r *Room[K]) has(account K) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.of[account] > 0
+}
+
 // Queue runs work, a bounded part of it at once, and alternates between accounts. Its methods may
 // be called concurrently, and none waits.
 type Queue[K comparable] struct {
@@ -93,17 +99,22 @@ func (q *Queue[K]) Do(account K, f func()) bool {
 	return true
 }
 
-// next starts all that may run; q.mu is held.
+// next starts all that may run; q.mu is held. It looks only at the accounts before the first one
+// without a place: where that gets none, the others get none either.
 func (q *Queue[K]) next() {
 	for i := 0; i < len(q.order); {
 		account := q.order[i]
 		if !q.places.Take(account, 1) {
+			if !q.places.has(account) {
+				return
+			}
 			i++
 			continue
 		}
 		f := q.queue[account][0]
 		q.waiting.Give(account, 1)
-		q.order = slices.Delete(q.order, i, i+1)
+		copy(q.order[1:], q.order[:i]) // at the front: all that wait would be moved otherwise
+		q.order = q.order[1:]
 		if q.queue[account] = q.queue[account][1:]; len(q.queue[account]) > 0 {
 			q.order = append(q.order, account)
 		} else {
