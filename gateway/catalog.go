@@ -72,7 +72,7 @@ func (m *mcpLink) catalog(c *client.Client) *catalog {
 }
 
 // get returns the tools of a reading that began at most age ago; age 0 reads them anew. Concurrent callers share a
-// reading, and its error.
+// reading, and its error, unless the one that reads leaves: then the next one reads.
 func (k *catalog) get(ctx context.Context, age time.Duration) (*catalogTools, error) {
 	asked := time.Now()
 	young := func() bool {
@@ -88,8 +88,15 @@ func (k *catalog) get(ctx context.Context, age time.Duration) (*catalogTools, er
 		}
 		if !young() && k.begun.Before(asked) {
 			now := &reading{begun: time.Now()}
-			k.begun = now.begun
-			if now.tools, k.err = k.load(k.m.ctx); k.err == nil {
+			mine, end := context.WithCancel(ctx)
+			defer end()
+			defer context.AfterFunc(k.m.ctx, end)()
+			tools, err := k.load(mine)
+			if ctx.Err() != nil { // others read by themselves, from what has been described
+				return nil, toolmesh.AsError(context.Cause(ctx))
+			}
+			now.tools, k.begun, k.err = tools, now.begun, err
+			if err == nil {
 				k.last.Store(now)
 			}
 		}
@@ -100,8 +107,8 @@ func (k *catalog) get(ctx context.Context, age time.Duration) (*catalogTools, er
 	return k.last.Load().tools, nil
 }
 
-// atHand returns the tools for a call. It does not wait for a list that another one reads: the mesh itself refuses
-// removed tools.
+// atHand returns the tools for a call. It waits for no reading while the last one is younger than staleMost: the mesh
+// itself refuses removed tools.
 func (k *catalog) atHand(ctx context.Context) (*catalogTools, error) {
 	last := k.last.Load()
 	if last != nil && time.Since(last.begun) < staleMost {
