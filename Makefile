@@ -86,7 +86,7 @@ FRAMEWORKS ?= $(VENV)/frameworks
 test-frameworks: build $(VENV)/frameworks.stamp $(VENV)/suites.stamp ## DSPy, LangChain and others, the real packages, on a mesh; LangChain's own tests and those of stores
 	@suite="$(FRAMEWORKS)/bin/python -m pytest -q -rs -o cache_dir=$(CURDIR)/$(VENV)/pytest -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function --timeout 120"; \
 	 export MESH_E2E_BIN=$(CURDIR)/bin/mesh; $$suite e2e/python/frameworks || $$suite $(AGAIN) e2e/python/frameworks
-	@cd python && LITELLM_LOCAL_MODEL_COST_MAP=True $(abspath $(FRAMEWORKS))/bin/python -m pytest -q -p no:asyncio tests/test_api.py
+	@cd python && LITELLM_LOCAL_MODEL_COST_MAP=True $(abspath $(FRAMEWORKS))/bin/python -m pytest -q -p no:asyncio --timeout 120 tests/test_api.py
 
 # What others have made for MCP, apart from everything else. CI must have it; elsewhere what needs it is skipped.
 $(MCP)/stamp: e2e/mcp/package.json e2e/mcp/requirements.txt | $(UV)

@@ -169,6 +169,7 @@ def test_a_node_that_is_anothers(opened: Started) -> None:
         os.kill(int(bridge), signal.SIGSTOP)
         third = program(opened.url, index)
         until(lambda: third.poll() is not None or _served(client, index))
+        assert third.poll() is None, third.communicate()
         os.kill(int(bridge), signal.SIGCONT)
         out, err = first.communicate(timeout=60)
         assert (first.returncode, out) == (1, "") and "cannot serve any more" in err, err
