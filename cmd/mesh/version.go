@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -16,7 +15,7 @@ func (a *app) versionCommand() *cobra.Command {
 		Annotations: map[string]string{needsNothing: "yes"},
 		RunE: runE(func(context.Context, []string) error {
 			b := process.ThisBuild(version, commit)
-			a.say(b, fmt.Sprintf("mesh %s (commit %s, protocol %d, nats-server %s)", b.Version, b.Commit, b.Proto, b.NATSServer))
+			a.tell(b, "mesh %s (commit %s, protocol %d, nats-server %s)", b.Version, b.Commit, b.Proto, b.NATSServer)
 			return nil
 		}),
 	}
