@@ -355,7 +355,7 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 		return err
 	}
 	if detach {
-		a.tell(map[string]any{"job": job}, "%s", job)
+		a.say(map[string]any{"job": job}, job)
 		return nil
 	}
 	if !a.json {

@@ -95,6 +95,15 @@ func (a *app) tell(answer any, format string, args ...any) {
 	}
 }
 
+// say prints the result of a command: the answer as JSON, or the text for people.
+func (a *app) say(answer, text any) {
+	if a.json {
+		a.printJSON(answer)
+	} else {
+		fmt.Fprintln(a.out, text)
+	}
+}
+
 // printValue writes a tool's JSON unchanged, indented for people.
 func (a *app) printValue(value json.RawMessage) {
 	value = orNull(value)

@@ -100,7 +100,7 @@ func (a *app) sessionCreate() *cobra.Command {
 				}
 				made := inventory.SessionOf(record)
 				made.Token = seed
-				a.tell(made, "%s", id)
+				a.say(made, id)
 				if key {
 					fmt.Fprintf(a.err, "its key is in %s: --nkey %s --session %s\n", file, file, id)
 				}

@@ -93,7 +93,7 @@ func (a *app) taskSubmit() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				a.tell(map[string]any{"id": task.ID()}, "%s", task.ID())
+				a.say(map[string]any{"id": task.ID()}, task.ID())
 				return nil
 			})
 		}),

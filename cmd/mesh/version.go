@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -15,7 +16,7 @@ func (a *app) versionCommand() *cobra.Command {
 		Annotations: map[string]string{needsNothing: "yes"},
 		RunE: runE(func(context.Context, []string) error {
 			b := process.ThisBuild(version, commit)
-			a.tell(b, "mesh %s (commit %s, protocol %d, nats-server %s)", b.Version, b.Commit, b.Proto, b.NATSServer)
+			a.say(b, fmt.Sprintf("mesh %s (commit %s, protocol %d, nats-server %s)", b.Version, b.Commit, b.Proto, b.NATSServer))
 			return nil
 		}),
 	}
