@@ -35,7 +35,7 @@ func TestConnectionStalls(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			// nats.go reads nothing while it waits to answer a ping, and so would not read the cancel.
-			broker := meshtest.Broker(t, meshtest.Config("ping_interval: 5m"))
+			broker := meshtest.Broker(t, meshtest.Config(`ping_interval: "5m"`))
 			proxy := meshtest.NewProxy(t, broker)
 			d, nc := newDesk(), connect(t, proxy)
 			h := d.host(t, nc, &host.Options{})
