@@ -164,7 +164,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 // foreign checks a result of a service that is no node of the mesh: nodes name themselves, and send JSON.
 func foreign(r codec.Reply) error {
 	if r.Node == "" && r.Ref == nil && !json.Valid(r.Body) {
-		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the service that answered is no node of the mesh, and its answer is not JSON: %.100q", r.Body).
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the service that answered is not a node of the mesh, and its answer is not JSON: %.100q", r.Body).
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
 	}
 	return nil

@@ -122,7 +122,7 @@ func TestServicesThatAreNoNodes(t *testing.T) {
 	_, streamErr := stream("text")
 	for what, err := range map[string]error{"call": err, "stream": streamErr} {
 		if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeProtocolError || !strings.Contains(e.Message, "all well") {
-			t.Errorf("a %s whose answer is no JSON: %v", what, err)
+			t.Errorf("a %s whose answer is not JSON: %v", what, err)
 		}
 	}
 }

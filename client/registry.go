@@ -23,7 +23,7 @@ func (c *Client) registry(ctx context.Context, session subjects.SessionID, verb 
 	}
 	body, err := json.Marshal(question)
 	if err != nil {
-		return callerError(toolmesh.CodeInvalidRequest, "the question cannot be written: %w", err)
+		return callerError(toolmesh.CodeInvalidRequest, "encode the request to the registry: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, askWait)
 	defer cancel()

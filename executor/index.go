@@ -359,7 +359,7 @@ func (ix *Index) openGroup(ctx context.Context, g *group) error {
 		case t.policy.Isolation == toolmesh.IsolationFork:
 			t.Warnings = append(t.Warnings, "isolation fork starts a new interpreter for each call: "+why)
 		default:
-			t.Warnings = append(t.Warnings, "its worker is no fork but imports the index anew: "+why)
+			t.Warnings = append(t.Warnings, "its worker is not forked but imports the index anew: "+why)
 		}
 		ix.byName[t.Name] = t
 	}

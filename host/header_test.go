@@ -125,7 +125,7 @@ func TestRefusalsAreToldSeldom(t *testing.T) {
 		}
 	}
 	meshtest.Until(t, "all are refused", func() bool { return r.h.Figures().RefusedReplies >= 2*n })
-	if lines := logs.Count("reply subject is no inbox"); lines == 0 || lines > 60 {
+	if lines := logs.Count("reply subject is not an inbox"); lines == 0 || lines > 60 {
 		t.Errorf("%d lines tell of %d refusals", lines, 2*n)
 	}
 }

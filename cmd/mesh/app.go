@@ -177,7 +177,7 @@ func takes(least, most int, what string) cobra.PositionalArgs {
 		case len(args) < least:
 			return usage(cmd, "%s needs %s", wordsOf(cmd), what)
 		case most >= 0 && len(args) > most:
-			return usage(cmd, "%s takes %s, and %q is one too many", wordsOf(cmd), what, args[most])
+			return usage(cmd, "%s takes %s: %q is one argument too many", wordsOf(cmd), what, args[most])
 		}
 		return nil
 	}

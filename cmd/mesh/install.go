@@ -77,7 +77,7 @@ of mesh-agent --labels and mesh node label), with --on all for every node again.
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&f.name, "name", "", "`NAME` of the index (default its own wish, else the last part of SOURCE)")
+	flags.StringVar(&f.name, "name", "", "`NAME` of the index (default the name in its manifest, else the last part of SOURCE)")
 	flags.StringVar(&f.rev, "rev", "", "revision: a branch, a tag or a commit `REV`; needs git")
 	flags.StringArrayVar(&f.env, "env", nil, "give the tools a variable, declared or not: `K` reads it from your environment, K=V sets it (never for secrets); may be repeated")
 	flags.StringArrayVar(&f.paths, "path", nil, "give the tools the folder `DIR[:rw]` of their nodes, to read or also to write; may be repeated")
@@ -349,7 +349,7 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 			if r.Session != "" {
 				in = " --session " + shellQuote(string(r.Session))
 			}
-			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s): mesh uninstall %s%s ends it or takes it back\n",
+			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s): mesh uninstall %s%s ends it or removes the index\n",
 				job, cmp.Or(r.called, "INDEX"), in)
 		}
 		if err = unfinished(err); len(p.warned) > 0 {
@@ -407,7 +407,7 @@ func unfinished(err error) error {
 	if e.Code != toolmesh.CodeNodeLost || !named {
 		return err
 	}
-	return toolmesh.Errorf(toolmesh.CodeNodeLost, "node %v is lost, which was installing it: the install was not finished; run it again", node).
+	return toolmesh.Errorf(toolmesh.CodeNodeLost, "the install was not finished, because its node %v is lost: run it again", node).
 		WithOrigin(toolmesh.OriginCaller).WithDetail("node", node)
 }
 
@@ -434,7 +434,7 @@ func (a *app) uninstallCommand() *cobra.Command {
 		Args: takes(1, 1, "an index"),
 		RunE: runE(func(ctx context.Context, args []string) error {
 			if _, err := subjects.IndexKey(subjects.IndexName(args[0]), ""); err != nil {
-				return usage(nil, "%q is no index: %s", args[0], err.Error())
+				return usage(nil, "%q cannot be an index's name: %s", args[0], err.Error())
 			}
 			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
 				body := map[string]any{"name": args[0]}

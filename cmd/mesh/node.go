@@ -107,7 +107,7 @@ it has those of its settings and no others: MESH_LABELS, or --labels.`,
 					ok = false
 				}
 				if !ok || name == "" {
-					return usage(nil, "%q is no label: write name=value, or name- to take it off", arg)
+					return usage(nil, "%q is not a label: write name=value, or name- to take it off", arg)
 				}
 				labels[name] = value
 			}

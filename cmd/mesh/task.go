@@ -77,7 +77,7 @@ func (a *app) taskSubmit() *cobra.Command {
 		RunE: runE(func(ctx context.Context, args []string) error {
 			tool := subjects.ToolID(args[0])
 			if err := tool.Validate(); err != nil {
-				return usage(nil, "%q is no tool id: %s", tool, err.Error())
+				return usage(nil, "%q is not a tool id: %s", tool, err.Error())
 			}
 			g, err := a.arguments(ctx, args[1:])
 			if err != nil {

@@ -118,14 +118,14 @@ alone, and make neither batches nor tasks. Its rights are renewed every 5 minute
 			})
 		}),
 	}
-	cmd.Flags().Func("tools", "let it call these tools alone: `GLOB,…`, where * stands for any text without a dot and ** for any", func(text string) (err error) {
+	cmd.Flags().Func("tools", "let it call only these tools: `GLOB,…`, where * stands for any text without a dot and ** for any", func(text string) (err error) {
 		if globs, err = subjects.ParseGlobs(text); err == nil && len(globs) == 0 {
 			err = errors.New("it names no tool")
 		}
 		return err
 	})
-	cmd.Flags().BoolVar(&readOnly, "read-only", false, "let it call tools alone that declare read_only")
-	cmd.Flags().Func("rate", "have gateways take so many calls with it: `N/s`, N/m or N/h (default any number)", func(text string) error {
+	cmd.Flags().BoolVar(&readOnly, "read-only", false, "let it call only tools that declare read_only")
+	cmd.Flags().Func("rate", "max calls with it at gateways: `N/s`, N/m or N/h (default no maximum)", func(text string) error {
 		rate = text
 		_, err := registry.ParseRate(text)
 		return err

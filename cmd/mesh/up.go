@@ -67,7 +67,7 @@ nothing else. mesh node invite prints how another machine joins.`,
 	flags.SortFlags = false
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run in the background; returns when calls can be served")
 	flags.StringVar(&f.natsListen, "nats-listen", defaultListen, "`HOST:PORT` of the NATS server; port 0 takes a free one")
-	flags.BoolVar(&f.open, "open", false, "without keys: any program that reaches the server may do everything")
+	flags.BoolVar(&f.open, "open", false, "start it without keys: any program that reaches the server may do everything")
 	flags.DurationVar(&f.idle, "idle", 0, "stop after this time without a connected client (default never)")
 	settings.Bind(flags, &a.set.Node)
 	settings.Bind(flags, &a.set.Policy)

@@ -134,7 +134,7 @@ func (k *SessionKeys) asked(m *nats.Msg) {
 	answer, client, public, err := k.issuer.Answer(m.Data, k.find)
 	if err != nil {
 		k.wrong.Do(func() {
-			k.opts.Logger.Error("keys of sessions cannot be let in", slog.String("error", err.Error()))
+			k.opts.Logger.Error("keys of sessions cannot be admitted", slog.String("error", err.Error()))
 		})
 		return
 	}
@@ -161,7 +161,7 @@ func (k *SessionKeys) find(public string) (access.SessionKey, bool) {
 	found.For = min(cmp.Or(k.opts.Renew, narrowedFor), narrowedFor)
 	var err error
 	if found.Exact, found.Tools, err = k.narrow(known); err != nil {
-		k.opts.Logger.Warn("a token is refused: its tools are not known", slog.String("token", known.Token), slog.String("error", err.Error()))
+		k.opts.Logger.Warn("token is refused: its tools are unknown", slog.String("token", known.Token), slog.String("error", err.Error()))
 		return access.SessionKey{}, false
 	}
 	return found, true
@@ -180,7 +180,7 @@ func (k *SessionKeys) narrow(known registry.Key) (exact subjects.Globs, tools []
 		view = k.opts.Seen()
 	}
 	if view == nil {
-		return nil, nil, errors.New("this process does not know the mesh's tools yet")
+		return nil, nil, errors.New("this process has not read the mesh's tools yet")
 	}
 	routes, _ := view.List(known.Session, "", 0)
 	routes = slices.DeleteFunc(routes, func(r registry.Route) bool { return !listed.Match(r.ID) || r.Digest == "" })
@@ -201,7 +201,7 @@ func (k *SessionKeys) narrow(known registry.Key) (exact subjects.Globs, tools []
 		})
 	}
 	if len(routes) > toolsMax {
-		k.opts.Logger.Warn("a token means more tools than its rights can list: those behind the first ones cannot be called with it",
+		k.opts.Logger.Warn("token names more tools than its rights can list: only the first ones can be called with it",
 			slog.String("token", known.Token), slog.Int("tools", len(routes)), slog.Int("max", toolsMax))
 		routes = routes[:toolsMax]
 	}

@@ -614,7 +614,7 @@ func (m *Manager) retire(e *entry, i Instance) {
 	defer cancel()
 	wake.After(ctx, linger) // a call that has found this instance may not have reached it yet
 	if err := m.close(ctx, i); err != nil && m.base.Err() == nil {
-		m.log.Warn("replaced index did not end by itself", slog.String("index", string(i.Build().Name)), slog.String("error", err.Error()))
+		m.log.Warn("replaced index did not end in time: it is ended", slog.String("index", string(i.Build().Name)), slog.String("error", err.Error()))
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -655,7 +655,7 @@ func (m *Manager) place(ctx context.Context, b *Build, digest string, open func(
 	b.Own = m.own(b.Dir)
 	p, err := index.Place(ctx, b.Dir, b.Own, digest, open)
 	if p.Replaced {
-		m.log.Warn("an unpacked source differs from its bundle and is unpacked again", slog.String("dir", b.Dir))
+		m.log.Warn("source differs from its bundle: it is unpacked again", slog.String("dir", b.Dir))
 	}
 	b.Manifest, b.Lock = p.Manifest, p.Meta[index.LockFile]
 	return err

@@ -350,7 +350,7 @@ func badToolName(name string) string {
 		}
 		for i, c := range part {
 			if c != '_' && !unicode.IsLetter(c) && (i == 0 || !unicode.IsDigit(c)) {
-				return fmt.Sprintf("whose part %q is no Python name: write module.function", part)
+				return fmt.Sprintf("whose part %q is not a Python name: write module.function", part)
 			}
 		}
 	}

@@ -68,7 +68,7 @@ func (s *Service) receive(m *nats.Msg) {
 	}
 	account := s.account(subject.Session)
 	if err == nil && !s.places.Take(account, 1) {
-		err = toolmesh.Errorf(toolmesh.CodeBusy, "%d requests about tasks are answered at once, of which the session has its share: try again", mostRequests).
+		err = toolmesh.Errorf(toolmesh.CodeBusy, "%d requests about tasks are answered at once, and the session has its share of them: try again", mostRequests).
 			WithStarted(toolmesh.StartedNo).WithDetail("limit", "requests").WithDetail("max", mostRequests)
 	}
 	if err != nil {
@@ -111,7 +111,7 @@ func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec
 	do := verbs[subject.Verb]
 	switch {
 	case do == nil:
-		return nil, invalid("tasks have no %q: %s, %s, %s and %s are possible", subject.Verb,
+		return nil, invalid("%q is not a request about tasks: it is one of %s, %s, %s, %s", subject.Verb,
 			codec.TaskSubmit, codec.TaskList, codec.TaskRemove, strings.Join(slices.Sorted(maps.Keys(verbs)), ", "))
 	case q.ID == "":
 		return nil, invalid("id is missing or empty: it is that of a task")

@@ -81,7 +81,7 @@ type holding struct {
 // take takes room for one more; the error is busy.
 func (h *holding) take(size int64) error {
 	if !h.s.held.Take(h.account, size) {
-		return toolmesh.Errorf(toolmesh.CodeBusy, "payloads of tasks take as many bytes here as the session may have of %d: try again", h.s.held.Limit()).
+		return toolmesh.Errorf(toolmesh.CodeBusy, "payloads of the session's tasks have its share of the %d bytes on this node: try again", h.s.held.Limit()).
 			WithDetail("limit", "held_bytes").WithDetail("max", h.s.held.Limit()).
 			WithDetail("retry_after_ms", heldAgain.Milliseconds()).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}

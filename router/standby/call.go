@@ -165,7 +165,7 @@ func (c *call) run() {
 			c.end(unavailable("router %s, where the call waited, was held up: send it again", s.node))
 			return
 		case node != "" && c.deserted():
-			c.end(unavailable("the caller was gone before the call could begin"))
+			c.end(unavailable("the call did not begin: its caller is gone"))
 			return
 		case node != "" && time.Now().After(c.retryAt) && c.mayPass():
 			if c.pass(node, boot, ticker.C) {

@@ -65,9 +65,9 @@ func Parse(data []byte, env []string) (f File) {
 	}
 	meta, err := toml.Decode(string(data), &top)
 	if bad := (toml.ParseError{}); errors.As(err, &bad) {
-		return File{Err: invalid("the file of indexes is no TOML: line %d: %s", bad.Position.Line, cmp.Or(bad.Message, bad.Error()))}
+		return File{Err: invalid("the file of indexes is not TOML: line %d: %s", bad.Position.Line, cmp.Or(bad.Message, bad.Error()))}
 	} else if err != nil {
-		return File{Err: invalid("index is no list of tables: write [[index]] above each: %w", err)}
+		return File{Err: invalid("index is not a list of tables: write [[index]] above each: %w", err)}
 	}
 	if !meta.IsDefined("index") {
 		f.Err = invalid("the file of indexes lists none: write index = [] to have none")
@@ -118,7 +118,7 @@ func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Ent
 	}()
 	var written map[string]any
 	if meta.PrimitiveDecode(table, &written) != nil {
-		bad("it is no table: write [[index]] above it")
+		bad("it is not a table: write [[index]] above it")
 		return e
 	}
 	var said struct {
