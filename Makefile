@@ -216,7 +216,7 @@ soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts,
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m ./e2e/conformance
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 30m $$(git grep -l -E 'meshtest\.(Topologies|Conversations)\(' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,')
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -run TestIndexOfThousandsOfFunctions ./agent
-	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -run 'TestBombsThatDeclareNothing|TestABombThatIsImported|TestCopyEqualsAnInterpreterOfItsOwn' ./executor
+	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -run 'TestForkBombsWithoutDeclaredLimitsEnd|TestForkBombAtImportEnds|TestCopyEqualsAnInterpreterOfItsOwn' ./executor
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 60m -run 'TestInstalls|TestTools' ./e2e/attacks
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m ./bench
 	@MESH_LANES_TAGS=lanes_without_fence $(GO) test -count 1 -timeout 10m -v -run TestNothingOverlaps ./e2e/lanes

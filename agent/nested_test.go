@@ -321,7 +321,7 @@ func TestNestedCallLosesItsNode(t *testing.T) {
 
 // A call that is refused because every slot is taken says so in a way that its
 // caller can act on.
-func TestNoSlotIsSaid(t *testing.T) {
+func TestBusyNodeNamesItsLimit(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	startIn(t, s, "one", t.TempDir(), func(o *agent.Options) { o.Slots = 1 })

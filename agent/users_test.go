@@ -139,7 +139,7 @@ command = ["id", "-u"]
 }
 
 // A user that tools cannot be is said when the agent starts.
-func TestUsersThatToolsCannotBe(t *testing.T) {
+func TestInvalidWorkerUserIsRefused(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	a, err := agent.New(s.Connect(t), t.TempDir(), &agent.Options{Node: "one", Environ: os.Environ(), WorkerUser: "nobody of this name"})

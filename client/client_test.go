@@ -66,7 +66,7 @@ func TestCallWithoutAnyNode(t *testing.T) {
 }
 
 // A client of another session shares everything, and closing it closes nothing.
-func TestIn(t *testing.T) {
+func TestCallInAnotherSession(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	h := testmesh.Host(t, s.Connect(t), &host.Options{Session: "s1"})

@@ -60,7 +60,7 @@ func TestHeartbeatOfAnotherName(t *testing.T) {
 
 // A boot id that was heard once and never again is believed until the node's next
 // heartbeat: longer calls that are made then go on, and are sent to the node.
-func TestBeliefInAnotherBootHeals(t *testing.T) {
+func TestWrongBootIsCorrected(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	d := newTools()

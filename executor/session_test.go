@@ -121,7 +121,7 @@ func TestACallWaitsForItsSessionsWorker(t *testing.T) {
 }
 
 // Row F5: a session is told once that its state was lost.
-func TestASessionIsToldThatItsWorkerIsGone(t *testing.T) {
+func TestLostWorkerOfASessionIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	const gone = "session_worker_unavailable"
 	ix := openSession(t, nil)

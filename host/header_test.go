@@ -111,7 +111,7 @@ func TestVersionOfReplayAndControl(t *testing.T) {
 
 // Whoever may publish may be refused as often as he likes: the log stays short,
 // and tells how often.
-func TestRefusalsAreToldSeldom(t *testing.T) {
+func TestRefusalsAreLoggedSeldom(t *testing.T) {
 	t.Parallel()
 	logs := meshtest.CaptureLogs(t)
 	r := newRig(t, &rigOptions{host: host.Options{Logger: logs.Logger, Service: "-"}})

@@ -202,7 +202,7 @@ func TestStream(t *testing.T) {
 }
 
 // A host that is told to end while it starts ends well, and leaves nothing.
-func TestRunThatEndsAtOnce(t *testing.T) {
+func TestRunWithAnEndedContext(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	for range 5 {
@@ -253,7 +253,7 @@ func TestLeaseThatIsNotAcknowledged(t *testing.T) {
 
 // A host without a registry serves, and says why it has none as the broker says
 // it; a broker that will never make the registry is an error at once.
-func TestWhyThereIsNoRegistry(t *testing.T) {
+func TestMissingRegistryHasAReason(t *testing.T) {
 	t.Parallel()
 	cluster := meshtest.Cluster(t, 2)
 	h := testmesh.Host(t, cluster[0].Connect(t), &host.Options{Index: "desk", StoreOptions: host.StoreOptions{Replicas: 3}})

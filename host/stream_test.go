@@ -223,7 +223,7 @@ func TestCancelOfAnEndlessStream(t *testing.T) {
 }
 
 // Nor does the caller of a stream wait for a handler that does not return.
-func TestStreamOfADeafHandler(t *testing.T) {
+func TestStreamOfAHandlerThatIgnoresItsContext(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	release := make(chan struct{})

@@ -176,7 +176,7 @@ func TestStopWaits(t *testing.T) {
 
 // Run ends like a host's: that it is told to is no error, also before it began,
 // and nothing of the router is left on the connection.
-func TestRunThatEndsAtOnce(t *testing.T) {
+func TestRunWithAnEndedContext(t *testing.T) {
 	t.Parallel()
 	nc := meshtest.Broker(t).Connect(t)
 	r, err := router.New(nc, nil)

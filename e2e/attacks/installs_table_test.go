@@ -22,8 +22,8 @@ type recipe struct {
 	refused bool
 	// spelling: another spelling of another recipe's attempt, installed only in the soak. Tests of venv
 	// (TestRefusedRequirements, TestDependenciesInTheTree, TestHashesAreHeldTo) and of executor
-	// (TestBuildGivesOnlyAWheel, TestStartUpCodeRunsConfined, TestAnInitCommandIsAStranger,
-	// TestAModuleThatSpeaksForItsZygote) try it there.
+	// (TestBuildGivesOnlyAWheel, TestStartUpCodeRunsConfined, TestInitCommandIsConfined,
+	// TestModuleForgesFramesOfItsZygote) try it there.
 	spelling bool
 	// everywhere: the second node installs it, too. In the soak it installs all.
 	everywhere bool

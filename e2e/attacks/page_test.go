@@ -13,7 +13,7 @@ import (
 var update = flag.Bool("update", false, "write the tables into docs/security.md")
 
 // docs/security.md shows the tables of this package.
-func TestThePageShowsTheTables(t *testing.T) {
+func TestSecurityPageShowsTheTables(t *testing.T) {
 	const page = "../../docs/security.md"
 	text, err := os.ReadFile(page)
 	if err != nil {

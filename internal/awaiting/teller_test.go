@@ -16,7 +16,7 @@ import (
 func TestMain(m *testing.M) { meshtest.Main(m) }
 
 // The sum is told while something waits, and at the end that nothing does.
-func TestTeller(t *testing.T) {
+func TestWaitingSumsArePublished(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	beats, err := s.Connect(t).SubscribeSync(subjects.AllHeartbeats)

@@ -174,7 +174,7 @@ func TestKeysOfSessionsInACluster(t *testing.T) {
 
 // A process that may not subscribe to the server's questions, or has the key of an issuer that the
 // server does not trust, reports it.
-func TestThoseThatCannotAnswer(t *testing.T) {
+func TestProcessesThatCannotAnswerReportIt(t *testing.T) {
 	t.Parallel()
 	k, other := meshtest.WithKeys(t), meshtest.WithKeys(t)
 	sessions(t, k.As(t, access.Node))

@@ -152,7 +152,7 @@ func TestCallsThatDoNotWait(t *testing.T) {
 }
 
 // A call that has "for ever" waits as any other, and has its answer when it has run.
-func TestCallsWithoutEnd(t *testing.T) {
+func TestVeryLongCallsAreBounded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})
 	var calls []<-chan *nats.Msg

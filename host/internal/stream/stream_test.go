@@ -105,7 +105,7 @@ func begin(t *testing.T, req *codec.Request, limit int64) (*fake, *Readers, *Str
 
 // Each item and the end go to the first caller, with the empty message that ends the answer
 // of an inbox.
-func TestDelivers(t *testing.T) {
+func TestItemsAndEndReachTheFirstCaller(t *testing.T) {
 	t.Parallel()
 	f, _, s := begin(t, &codec.Request{Call: codec.Call{Delivery: codec.DeliverInbox}}, 1000)
 	if err := s.Send(t.Context(), json.RawMessage(`1`)); err != nil {
@@ -121,7 +121,7 @@ func TestDelivers(t *testing.T) {
 }
 
 // A live stream is acknowledged once; an error before its first item is its answer.
-func TestAcknowledges(t *testing.T) {
+func TestStreamIsAcknowledged(t *testing.T) {
 	t.Parallel()
 	f, _, s := begin(t, &codec.Request{Call: codec.Call{Delivery: codec.DeliverLive}}, 1000)
 	for range 2 {

@@ -14,7 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/registry"
 )
 
-func TestAFileIsRead(t *testing.T) {
+func TestFileOfIndexesIsParsed(t *testing.T) {
 	t.Parallel()
 	f := Parse([]byte(`
 [[index]]
@@ -53,7 +53,7 @@ on = { gpu = "true", zone = "b" }
 }
 
 // A broken entry has an error, and the others are read.
-func TestAnEntryIsWrong(t *testing.T) {
+func TestWrongEntriesAreSkipped(t *testing.T) {
 	t.Parallel()
 	for text, parts := range map[string][]string{
 		`name = "bad"`: {"entry 1 (bad)", "source is missing"},

@@ -223,9 +223,9 @@ func repository(t *testing.T, name string) (url string) {
 
 func entry(url, more string) string { return fmt.Sprintf("[[index]]\nsource = %q\n%s\n", url, more) }
 
-// TestTheMeshIsAsTheFileSays installs, upgrades, breaks and empties a file, with an agent and git
+// TestMeshFollowsItsFileOfIndexes installs, upgrades, breaks and empties a file, with an agent and git
 // repositories, next to an index that was installed manually.
-func TestTheMeshIsAsTheFileSays(t *testing.T) {
+func TestMeshFollowsItsFileOfIndexes(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.agent(t, "one", nil)
@@ -312,9 +312,8 @@ func TestHalfWrittenFileRemovesNoIndex(t *testing.T) {
 	}
 }
 
-// TestAPoolWithoutNodes has entries of pools that no node is there for: they are demand of
-// their pools, and are brought once a node comes.
-func TestAPoolWithoutNodes(t *testing.T) {
+// Entries of pools without a node are demand of their pools, and are installed once a node comes.
+func TestEntryWaitsForANodeOfItsPool(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	idx, second := repository(t, "idx"), repository(t, "second")
@@ -350,8 +349,8 @@ func TestAPoolWithoutNodes(t *testing.T) {
 	wanted("nobody keeps the file", map[string]int{})
 }
 
-// TestOneOfTwoLeads has two keepers: the one that leads stops, and the other goes on.
-func TestOneOfTwoLeads(t *testing.T) {
+// Of two keepers one acts; the other goes on when it stops.
+func TestOneOfTwoKeepersActs(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.agent(t, "one", map[string]string{"pool": "a"})
