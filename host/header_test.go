@@ -109,8 +109,7 @@ func TestVersionOfReplayAndControl(t *testing.T) {
 	}
 }
 
-// Whoever may publish may be refused as often as he likes: the log stays short,
-// and tells how often.
+// The log of any number of refused requests of one publisher stays short, and has their number.
 func TestRefusalsAreLoggedSeldom(t *testing.T) {
 	t.Parallel()
 	logs := meshtest.CaptureLogs(t)

@@ -42,7 +42,7 @@ func OpenIssuer(dataDir string) (*Issuer, error) {
 func ReadIssuer(path string) (*Issuer, error) { return issuerOf(read(path, "SA", "account")) }
 
 // NewIssuer makes an issuer with a key of its own, which lives as long as it does:
-// the server's configuration says whom it believes.
+// the server's configuration names the issuer that it trusts.
 func NewIssuer() (*Issuer, error) { return issuerOf(nkeys.CreateAccount()) }
 
 func issuerOf(key nkeys.KeyPair, err error) (*Issuer, error) {

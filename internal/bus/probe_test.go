@@ -10,7 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// While a probe is on its way, the one before it says whether anybody is there.
+// While a probe is on its way, the previous one tells whether there is a subscriber.
 func TestProbeOnItsWay(t *testing.T) {
 	t.Parallel()
 	b := open(t, meshtest.Broker(t).Connect(t), nil)

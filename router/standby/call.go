@@ -49,7 +49,7 @@ type call struct {
 	req     *codec.Request
 	rpc     subjects.RPCID    // as it travels
 	batch   *codec.Batch      // nil for most; without its members
-	tools   []subjects.ToolID // that it calls
+	tools   []subjects.ToolID // the tools that it calls
 	pools   map[string]int    // calls of it, by the pool that they wait for
 	epoch   string            // of the session, as the view knew it
 	account subjects.SessionID

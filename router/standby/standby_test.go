@@ -559,7 +559,7 @@ func (r *rig) heldUp() <-chan string {
 	return told
 }
 
-// A caller that answers is asked before its call is passed on, and told to whom.
+// A caller that answers is asked before its call is passed on, and told the node.
 func TestCallersAreAsked(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})

@@ -125,8 +125,7 @@ func TestFlagWins(t *testing.T) {
 	}
 }
 
-// What nobody set asks nothing of streams that are there: a process that joins a
-// mesh would change it for all.
+// Unset settings leave existing streams as they are: a joining process would change them for all.
 func TestUnsetStoreSettingsStayUnset(t *testing.T) {
 	t.Parallel()
 	for _, spec := range []any{new(settings.Mesh), new(settings.Agent), new(settings.Router)} {

@@ -80,7 +80,7 @@ type Lanes struct {
 
 	mu      sync.Mutex // guards the fields below; never held while sending or waiting; taken before presence.mu
 	domains map[domainKey]*domain
-	asking  map[string]*Grant // those that are not granted yet, by their ids
+	asking  map[string]*Grant // by id, while they are not granted
 	held    map[string]*Grant
 	counter uint64 // of requests
 	inbox   *bus.Inbox
