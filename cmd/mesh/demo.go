@@ -33,8 +33,8 @@ func (a *app) demoCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "demo", Short: "Show a mesh at work: one of its own, removed at the end",
 		Long: `Start a mesh of its own on free ports of this machine, install indexes from git,
-call, stream, fail, time out, serve a Go function, and clean up. It touches nothing of
-yours. It needs git and python3, and the package index for two small packages.`,
+call, stream, fail, time out, serve a Go function, and clean up. It changes none of your
+files. It needs git and python3, and the package index for two small packages.`,
 		Args: nothing,
 		RunE: runE(func(ctx context.Context, _ []string) error { return a.demo(ctx, keep) }),
 	}

@@ -52,20 +52,21 @@ func (a *app) installCommand() *cobra.Command {
 		Use: "install SOURCE", Short: "Install an index of tools on the whole mesh",
 		Long: `Install an index of tools on the whole mesh. SOURCE is
 
-  ./dir  /dir            a folder, taken as it is on disk without what git ignores
-  ./tool.py              a single file that says in a PEP 723 block what it needs
+  ./dir  /dir            a folder, taken as it is on disk without the files that git ignores
+  ./tool.py              a single file with a PEP 723 block for its dependencies
   owner/repo[@rev]       a repository on GitHub
   https://…  ssh://…  file://…  git@host:path      any git repository, with @rev
-  -                      what {"source":"…","env":{"K":"V"}} on stdin says: all users of the machine
-                         can read a command line, a token in a URL or a variable with it
+  -                      {"source":"…","env":{"K":"V"}} on stdin, for a token in a URL or a secret
+                         variable: all users of the machine can read a command line
 
-Packages that have no wheel are built from source, and an index may have an init command: that
-is code of strangers that runs at once. On a terminal you are asked before it does; --dry-run
-lists that code and its user.
+Packages without a wheel are built from source, and an index may have an init command: both run
+other people's code during the install. On a terminal you are asked before that; --dry-run lists
+this code and its user.
 
-Installing what is installed, unchanged, is a success. What --env, --path and --on gave is
-kept until it is given anew. With --on the index is for nodes with these labels alone (those
-of mesh-agent --labels and mesh node label), with --on all for every node again. With --session the index is private to that session.`,
+Installing an unchanged index again is a success. An install keeps the earlier --env, --path and
+--on unless it has new ones. With --on only nodes with these labels serve the index (those of
+mesh-agent --labels and mesh node label), with --on all every node again. With --session the
+index is private to that session.`,
 		Example: `  mesh install ./examples/indexes/weather
   mesh install owner/repo@v1.2 --name tools
   mesh install https://example.com/tools.git --rev main --env API_KEY
@@ -429,8 +430,8 @@ func (a *app) endInstall(ctx context.Context, l *link, body any, unknown error) 
 
 func (a *app) uninstallCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "uninstall INDEX", Short: "Take an index off the mesh",
-		Long: "Take an index off the mesh; with --session one that is private to that session.",
+		Use: "uninstall INDEX", Short: "Remove an index from the mesh",
+		Long: "Remove an index from the mesh; with --session one that is private to that session.",
 		Args: takes(1, 1, "an index"),
 		RunE: runE(func(ctx context.Context, args []string) error {
 			if _, err := subjects.IndexKey(subjects.IndexName(args[0]), ""); err != nil {

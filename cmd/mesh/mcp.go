@@ -53,9 +53,9 @@ func (a *app) mcpCommand() *cobra.Command {
 	cmd = &cobra.Command{
 		Use: "mcp", Short: "Serve the tools to one MCP client, on stdin and stdout",
 		Long: `Serve the tools of the mesh to the MCP client that started it, on stdin and stdout,
-with your own key. It ends when its stdin does. The mesh has to run: mesh up -d.
+with your own key. It ends with its stdin. The mesh must run: mesh up -d.
 
-mesh mcp config CLIENT prints what to put into the client's settings.`,
+mesh mcp config CLIENT prints the client's settings for it.`,
 		Args: nothing,
 		RunE: runE(func(ctx context.Context, _ []string) error { return a.mcp(ctx, cmd.Flags()) }),
 	}
@@ -80,9 +80,9 @@ func (a *app) mcpConfigCommand() *cobra.Command {
 	var cmd *cobra.Command
 	cmd = &cobra.Command{
 		Use: "config claude|cursor|vscode|codex|zed", Short: "Print an MCP client's settings for this mesh, or write them",
-		Long: `Print what makes a client start mesh mcp, and the file of its settings that it
-belongs into. With --write it is put there: the change is shown and asked about, the
-rest of the file stays as it is, comments too, and FILE.bak has what was there before.`,
+		Long: `Print the settings by which a client starts mesh mcp, and the file to put them into.
+With --write the command writes them: it shows the change and asks, keeps the rest of the
+file with its comments, and saves the previous file as FILE.bak.`,
 		Args: takes(1, 1, "a client: claude, cursor, vscode, codex or zed"),
 		RunE: runE(func(ctx context.Context, args []string) error {
 			program, err := os.Executable()

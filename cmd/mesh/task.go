@@ -191,7 +191,7 @@ func (a *app) taskRemove() *cobra.Command {
 	var older time.Duration
 	cmd := &cobra.Command{
 		Use: "rm [TASK]", Short: "Remove tasks that have ended", Args: takes(0, 1, "a task, or none for all that have ended"),
-		Long: "Remove a task that has ended, or all of the session that have, with their results. A schedule stays while a\ntask that it has made goes on.",
+		Long: "Remove an ended task, or all ended tasks of the session, with their results. A schedule stays until its last\ntask has ended.",
 		PreRunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 && (state != "" || older != 0) {
 				return usage(cmd, "a task and --state or --older: name one task, or say which")

@@ -82,11 +82,11 @@ func (a *app) tokenCreate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "create", Short: "Create a token of a session and print it",
 		Long: `Create a token of the session that --session names. A token is the seed of a NATS
-key: clients of the gateway send it as "Authorization: Bearer TOKEN", and saved in a
-file of mode 0600 it is what --nkey takes. It is printed once and kept nowhere.
+key: clients of the gateway send it as "Authorization: Bearer TOKEN", and --nkey takes
+it from a file of mode 0600. It is printed once and stored nowhere.
 
-With --tools or --read-only the NATS server itself lets the token call these tools
-alone, and make neither batches nor tasks. Its rights are renewed every 5 minutes.`,
+With --tools or --read-only the NATS server permits the token to call only these tools,
+without batches and tasks. Its rights are renewed every 5 minutes.`,
 		Example: "  mesh token create --session ann\n  mesh token create --session ann --tools 'weather.*,lab.bank.**' --read-only --rate 10/s --expires 30d --json",
 		Args:    nothing,
 		RunE: runE(func(ctx context.Context, _ []string) error {

@@ -128,7 +128,7 @@ func TestLeafNode(t *testing.T) {
 		log := r.startLeaf(t, name, of, exports)
 		says(t, "a leaf node that is "+name, log, "Authorization Violation")
 		if said, err := log(); err != nil || strings.Contains(said, "JetStream using domains") {
-			t.Errorf("it is let in, %v:\n%s", err, said)
+			t.Errorf("it is admitted, %v:\n%s", err, said)
 		}
 	}
 }

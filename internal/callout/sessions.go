@@ -56,7 +56,7 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// SessionKeys lets in the keys of sessions, for as long as the sessions go on. Of the
+// SessionKeys admits the keys of sessions, for as long as the sessions go on. Of the
 // processes that do so at one mesh one answers each question.
 type SessionKeys struct {
 	issuer *access.Issuer
@@ -71,7 +71,7 @@ type SessionKeys struct {
 	work   errgroup.Group // answers
 
 	mu      sync.Mutex
-	clients map[uint64]string // the public key that a connection was let in with
+	clients map[uint64]string // the public key of an admitted connection
 }
 
 // Serve begins to answer, on a connection that may, and that the server
@@ -118,7 +118,7 @@ func (k *SessionKeys) open(ctx context.Context, nc *nats.Conn) error {
 	return err
 }
 
-// Stop ends it. Connections that were let in stay, until they are to be renewed.
+// Stop ends it. Admitted connections stay until their renewal.
 func (k *SessionKeys) Stop() {
 	_ = k.sub.Unsubscribe()
 	close(k.quit)

@@ -55,7 +55,7 @@ type use struct {
 	read  time.Time
 }
 
-// spent reports whether so much was let in by a count that it is to be made again.
+// spent reports whether a count has admitted so much that it must be made again.
 func (u *use) spent() bool {
 	return useParts*u.taken.records > u.left.records || useParts*u.taken.bytes > u.left.bytes
 }
