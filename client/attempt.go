@@ -104,7 +104,6 @@ func (a *attempt) request(ctx context.Context, t target, delivery codec.Delivery
 	return msg, nil
 }
 
-// begin prepares one attempt.
 func (c *Client) begin(t target, s *settings) (*attempt, error) {
 	a := &attempt{c: c, s: s, id: t.id, batch: t.batch}
 	a.User, a.Session, a.RPC, a.Findable, a.What = a, s.Session, s.RPCID, !t.batch, "the tool ran"

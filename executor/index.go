@@ -384,7 +384,6 @@ func (ix *Index) quarantine(name string) *pool.Quarantine {
 	})
 }
 
-// keyOf is the key of the pool for a call.
 func (t *served) keyOf(call Call) poolKey {
 	key := poolKey{groupKey: t.group.key, async: t.Kind.Async(), isolation: t.policy.Isolation.Tighter(call.Isolation), limits: t.policy.Limits}
 	switch {
@@ -448,7 +447,6 @@ func (ix *Index) poolConfig(key poolKey) pool.Config {
 	return cfg
 }
 
-// everyPool are the current pools.
 func (ix *Index) everyPool() map[poolKey]*leased {
 	ix.poolsMu.Lock()
 	defer ix.poolsMu.Unlock()

@@ -119,7 +119,6 @@ func (m *Manager) interrupt(e *entry, which func(under) bool) bool {
 // lockWithin bounds how long an install waits for the end of another one of its name.
 const lockWithin = time.Minute
 
-// lock locks an entry for an install.
 func (m *Manager) lock(ctx context.Context, e *entry, name subjects.IndexName, j *job) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, lockWithin, errHeld)
 	defer cancel()
@@ -411,7 +410,6 @@ func same(a, b registry.IndexRecord) bool {
 		slices.Equal(readSettings(a).Paths, readSettings(b).Paths)
 }
 
-// newBuild makes the build of a record.
 func newBuild(r registry.IndexRecord) Build {
 	s := readSettings(r)
 	return Build{Name: r.Name, Session: r.Session, Revision: r.Revision, Env: s.Env, Paths: s.Paths}

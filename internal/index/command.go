@@ -38,7 +38,6 @@ type group struct {
 	optional bool
 }
 
-// pieces are those of all elements.
 func (g group) pieces() []piece { return slices.Concat(g.elements...) }
 
 // piece is a part of an element: text, or a parameter.

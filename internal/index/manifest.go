@@ -325,7 +325,6 @@ func readBounded(fsys fs.FS, name string) ([]byte, error) {
 	return data, nil
 }
 
-// firstFile returns the first of names that is a regular file.
 func firstFile(fsys fs.FS, names ...string) string {
 	for _, name := range names {
 		if info, err := fs.Stat(fsys, name); err == nil && info.Mode().IsRegular() {

@@ -45,7 +45,6 @@ var requirement = regexp.MustCompile(`^[A-Za-z0-9]`)
 // moduleName matches a file's stem that an import can find.
 var moduleName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
 
-// loadScript reads a script.
 func loadScript(data []byte, file string) (*Manifest, error) {
 	bad := func(format string, args ...any) error {
 		return failed(reasonManifest, "%s: "+format, append([]any{file}, args...)...).WithDetail("file", file)

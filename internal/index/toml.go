@@ -238,7 +238,6 @@ func aboveZero[T time.Duration | tool.Size](s *section, key, want string, parse 
 	}, to)
 }
 
-// list reads a list of texts.
 func (s *section) list(key string, to *[]string) bool {
 	var raw []any
 	if !take(s, key, "a list of texts", &raw) {

@@ -140,7 +140,6 @@ func (s *Service) mine(ctx context.Context, session subjects.SessionID, id subje
 	return t, err
 }
 
-// newRecord is the record of a submission.
 func (s *Service) newRecord(q *codec.TaskRequest, now time.Time) (*record, error) {
 	r := &record{Task: codec.Task{
 		ID: cmp.Or(q.ID, subjects.NewRPCID("task_")), Tool: q.Tool, Args: bytes.TrimSpace(q.Args), State: codec.TaskQueued,
@@ -515,7 +514,6 @@ func (s *Service) erase(ctx context.Context, t *stored, done *codec.TasksRemoved
 // removedAtOnce is how many tasks one request removes.
 const removedAtOnce = 500
 
-// list answers a page of the session's tasks.
 func (s *Service) list(ctx context.Context, session subjects.SessionID, q *codec.TaskRequest) (*codec.TaskPage, error) {
 	switch {
 	case q.Limit < 0 || q.Limit > listMost:

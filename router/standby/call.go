@@ -306,7 +306,6 @@ func (c *call) sign() bool {
 	return c.say(c.req.AwaitsHeader(word, 0))
 }
 
-// say sends a keepalive.
 func (c *call) say(header codec.Header) bool {
 	if !c.req.Keepalive {
 		return true
@@ -343,7 +342,6 @@ func (c *call) expired(why string) *toolmesh.Error {
 	return e.WithDetail("waited_ms", waited.Milliseconds())
 }
 
-// end answers a call that waits.
 func (c *call) end(e *toolmesh.Error) {
 	c.s.waited(c, e.Code)
 	c.s.log.Info("a call that waited for a node has ended without one", c.about(slog.String("code", string(e.Code)))...)

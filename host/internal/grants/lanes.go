@@ -22,8 +22,7 @@ import (
 const (
 	// standsFor is how long a grant may still be valid if its owner's lease ended before its
 	// time: that of the owner's last answer.
-	standsFor = registry.HoldsFor
-	// renewEvery is how often grants are renewed.
+	standsFor  = registry.HoldsFor
 	renewEvery = 2 * time.Second
 	// askEvery is how often a waiting call repeats its request, and askedFor how long the owner
 	// counts a request as current.

@@ -96,10 +96,8 @@ func invalid(format string, args ...any) error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).WithStarted(toolmesh.StartedNo)
 }
 
-// keys are those of an entry.
 var keys = []string{"env", "name", "on", "paths", "rev", "source"}
 
-// entry reads one table.
 func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Entry) {
 	var wrong []string
 	sure := true // of the name
