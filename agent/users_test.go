@@ -138,7 +138,7 @@ command = ["id", "-u"]
 	gives(t, c, "second.t.keep", `{"text":"c"}`, `"c"`)
 }
 
-// A user that tools cannot be is said when the agent starts.
+// An agent with an unknown worker user starts with the reason in its condition.
 func TestInvalidWorkerUserIsRefused(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

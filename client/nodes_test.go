@@ -90,7 +90,7 @@ func TestWrongBootIsCorrected(t *testing.T) {
 	}
 }
 
-// An answer says which process made it, and no more: one that names another node,
+// An answer names only the process that made it: one that names another node,
 // with a boot id of its own, ends nothing there.
 func TestAnswerInAnotherNodesName(t *testing.T) {
 	t.Parallel()

@@ -120,7 +120,7 @@ func TestACallWaitsForItsSessionsWorker(t *testing.T) {
 	}
 }
 
-// Row F5: a session is told once that its state was lost.
+// Row F5: one call of a session reports the loss of its state.
 func TestLostWorkerOfASessionIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	const gone = "session_worker_unavailable"

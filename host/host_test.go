@@ -201,7 +201,7 @@ func TestStream(t *testing.T) {
 	})
 }
 
-// A host that is told to end while it starts ends well, and leaves nothing.
+// A host that is stopped during its start ends without an error, and leaves nothing.
 func TestRunWithAnEndedContext(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -251,8 +251,8 @@ func TestLeaseThatIsNotAcknowledged(t *testing.T) {
 	}
 }
 
-// A host without a registry serves, and says why it has none as the broker says
-// it; a broker that will never make the registry is an error at once.
+// A host without a registry serves, and reports the broker's reason for it; a broker that can never have the
+// registry is an error at once.
 func TestMissingRegistryHasAReason(t *testing.T) {
 	t.Parallel()
 	cluster := meshtest.Cluster(t, 2)

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { meshtest.Main(m) }
 
-// The sum is told while something waits, and at the end that nothing does.
+// The sum is published while calls wait, and once more when none waits.
 func TestWaitingSumsArePublished(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

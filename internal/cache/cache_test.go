@@ -173,7 +173,7 @@ func TestEvictedEntries(t *testing.T) {
 	}
 }
 
-// held is a tool that runs until it is told to end.
+// held is a tool that runs until its context ends.
 type held struct {
 	n       atomic.Int64
 	started chan context.Context

@@ -124,7 +124,7 @@ func TestFetchAsksForTheUserOfSettings(t *testing.T) {
 	}
 }
 
-// Settings that git cannot read are told, rather than left out.
+// Settings that git cannot read are reported, not left out.
 func TestFetchReportsUnreadableSettings(t *testing.T) {
 	url := smartHTTP(t, filepath.Dir(repository(t, indexFiles)), nil) + "/weather/.git"
 	home := t.TempDir()
@@ -134,7 +134,7 @@ func TestFetchReportsUnreadableSettings(t *testing.T) {
 	wantFailed(t, err, reasonGit, "nouser")
 }
 
-// A way apart that fails is told as itself, not as the network.
+// If git cannot run apart, the error names that, not the network.
 func TestFetchReportsWhyGitCannotRunApart(t *testing.T) {
 	t.Parallel()
 	url := smartHTTP(t, filepath.Dir(repository(t, indexFiles)), nil) + "/weather/.git"

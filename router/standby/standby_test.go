@@ -544,7 +544,7 @@ func TestRouterAndNodeAreCutOff(t *testing.T) {
 	r.release <- struct{}{}
 }
 
-// heldUp is told when a caller is told that its call waits.
+// heldUp gets a signal when a caller is told that its call waits.
 func (r *rig) heldUp() <-chan string {
 	r.t.Helper()
 	told := make(chan string, 1000)
@@ -606,7 +606,7 @@ func TestCallersAreAsked(t *testing.T) {
 	}
 }
 
-// The caller of a call that was passed on dies without a word: its node is told.
+// The caller of a call that was passed on is killed: the call's node ends it.
 func TestCallerOfACallThatWasPassedOnIsGone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})

@@ -140,7 +140,7 @@ func TestStreamIsAcknowledged(t *testing.T) {
 	}
 }
 
-// An item waits for credit; without any for 10 s the call is told to end.
+// An item waits for credit; after 10 s without any the call is stopped.
 func TestCredit(t *testing.T) {
 	t.Parallel()
 	f, _, s := begin(t, &codec.Request{Call: codec.Call{Delivery: codec.DeliverInbox, Credit: 1}, HasCredit: true}, 1000)
@@ -268,7 +268,7 @@ func TestRepetitionByOneCallerIsOneCaller(t *testing.T) {
 	meshtest.Until(t, "the caller is gone", r.Deserted)
 }
 
-// Progress is told to one that repeats the call and asks for it, though the first caller did not.
+// A repetition that asks for progress gets it, even if the first caller did not ask.
 func TestProgressGoesToARepetition(t *testing.T) {
 	t.Parallel()
 	f := &fake{}

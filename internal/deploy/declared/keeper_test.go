@@ -223,7 +223,7 @@ func repository(t *testing.T, name string) (url string) {
 
 func entry(url, more string) string { return fmt.Sprintf("[[index]]\nsource = %q\n%s\n", url, more) }
 
-// TestMeshFollowsItsFileOfIndexes installs, upgrades, breaks and empties a file, with an agent and git
+// A file is installed, upgraded, broken and emptied, with an agent and git
 // repositories, next to an index that was installed manually.
 func TestMeshFollowsItsFileOfIndexes(t *testing.T) {
 	t.Parallel()
@@ -406,7 +406,7 @@ func (h *told) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestALeaseThatIsLostEndsTheTerm gives the lease to another holder: the keeper stops until that
+// The lease goes to another holder: the keeper stops until that
 // one is gone.
 func TestALeaseThatIsLostEndsTheTerm(t *testing.T) {
 	t.Parallel()
