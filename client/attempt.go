@@ -28,7 +28,7 @@ type attempt struct {
 // Keepalive implements [bus.ExchangeUser].
 func (a *attempt) Keepalive(m *nats.Msg, r *codec.Reply) {
 	if m.Reply != "" && a.s.deserted != nil && a.s.deserted() {
-		a.c.bus.NobodyHere(m.Reply)
+		a.c.bus.AnswerNoSubscriber(m.Reply)
 	}
 	if r.High > 0 {
 		a.high.Store(r.High)
@@ -153,7 +153,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 		}
 		return &Result{RPCID: s.RPCID, Value: r.Body, Node: r.Node, Boot: r.Boot, Revision: r.Revision, Cache: r.Cache, Warning: r.Warning, LaneWait: r.LaneWait, NodeWait: r.NodeWait, Ref: r.Ref, Took: took}, nil
 	case codec.ReplyNoResponders:
-		return nil, errNobody
+		return nil, errNoResponders
 	case codec.ReplyError:
 		return nil, r.Err
 	}

@@ -379,7 +379,7 @@ func (r *reader) lastArrived(since time.Time) time.Time {
 func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err error) {
 	switch reply.Kind {
 	case codec.ReplyNoResponders:
-		return true, errNobody
+		return true, errNoResponders
 	case codec.ReplyError:
 		if r.acked {
 			if done, err := r.rest(ctx); done {

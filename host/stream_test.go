@@ -466,7 +466,7 @@ func TestStreamQuota(t *testing.T) {
 	fourth := r.inbox()
 	r.send(fourth, "tools.s4.desk.gen", `{"n":3,"size":300}`, "Mesh-Stream", "inbox")
 	if all := fourth.chunks(); len(all) != 4 || all[3].kind != "complete" {
-		t.Errorf("a session that somebody created: %+v", all)
+		t.Errorf("a created session: %+v", all)
 	}
 }
 

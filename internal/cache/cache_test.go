@@ -260,7 +260,7 @@ func TestCallersEndIndependently(t *testing.T) {
 			}
 			synctest.Wait()
 			if running.Err() != nil {
-				t.Fatal("the run has ended while somebody waits")
+				t.Fatal("the run has ended while a caller waits")
 			}
 		}
 		h.release <- nil

@@ -199,7 +199,7 @@ func (s *Service) countUse(ctx context.Context, session, account subjects.Sessio
 	u := &use{read: now, all: room{int64(records.State.Msgs), int64(values.State.Bytes)}} //nolint:gosec // fewer than 2^63
 	mine := func(key string) bool {
 		token, _, _ := strings.Cut(key, ".")
-		return account != "" || s.nobodys(token)
+		return account != "" || s.uncreated(token)
 	}
 	for subject := range records.State.Subjects {
 		if key, _ := subjects.KVKey(bucket, subject); mine(key) {
@@ -225,8 +225,8 @@ func (s *Service) countUse(ctx context.Context, session, account subjects.Sessio
 	return u, nil
 }
 
-// nobodys reports whether the session of a token was not created.
-func (s *Service) nobodys(token string) bool {
+// uncreated reports whether the session of a token was not created.
+func (s *Service) uncreated(token string) bool {
 	session, err := subjects.DecodeToken(token)
 	return err == nil && s.account(subjects.SessionID(session)) == ""
 }

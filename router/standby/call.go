@@ -217,7 +217,7 @@ func (c *call) late() bool {
 // for again. Callers that answer are asked instead, and those of streams have time to come back.
 func (c *call) deserted() bool {
 	q := c.req
-	return q.Keepalive && !q.Answers && q.Delivery == codec.DeliverNone && !q.Outlive && q.IdempotencyKey == "" && c.probe.Nobody()
+	return q.Keepalive && !q.Answers && q.Delivery == codec.DeliverNone && !q.Outlive && q.IdempotencyKey == "" && c.probe.NoSubscriber()
 }
 
 // look finds a node that may take the call; none yet is no error. refused is why no node ever

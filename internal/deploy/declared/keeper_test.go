@@ -230,7 +230,7 @@ func TestMeshFollowsItsFileOfIndexes(t *testing.T) {
 	r := start(t)
 	r.agent(t, "one", nil)
 	idx, second, hand := repository(t, "idx"), repository(t, "second"), repository(t, "hand")
-	byHand := func(what deploy.Request) {
+	manual := func(what deploy.Request) {
 		t.Helper()
 		for _, err := range deploy.Install(t.Context(), r.bus, what, nil) {
 			if err != nil {
@@ -238,7 +238,7 @@ func TestMeshFollowsItsFileOfIndexes(t *testing.T) {
 			}
 		}
 	}
-	byHand(deploy.Request{Source: hand})
+	manual(deploy.Request{Source: hand})
 
 	r.write(t, entry(idx, `rev = "v1"`))
 	r.keep(t, nil)
@@ -274,7 +274,7 @@ func TestMeshFollowsItsFileOfIndexes(t *testing.T) {
 	r.answers(t, "idx.t.f", `"none 1"`)
 
 	// Another revision is installed manually: the file's comes back.
-	byHand(deploy.Request{Source: idx, Rev: "v2"})
+	manual(deploy.Request{Source: idx, Rev: "v2"})
 	meshtest.Until(t, "the file's revision is back", func() bool {
 		record, err := r.store.Index(t.Context(), "idx", "")
 		return err == nil && record.Managed != ""
@@ -284,7 +284,7 @@ func TestMeshFollowsItsFileOfIndexes(t *testing.T) {
 	r.write(t, "index = []\n")
 	r.gone(t, "idx")
 	if _, err := r.store.Index(t.Context(), "hand", ""); err != nil {
-		t.Errorf("what somebody installed by hand: %v", err)
+		t.Errorf("the manually installed index: %v", err)
 	}
 }
 
@@ -420,7 +420,7 @@ func TestALeaseThatIsLostEndsTheTerm(t *testing.T) {
 		t.Fatal(err)
 	}
 	for { // it may renew it at the same time
-		if revision, err = r.store.KeepDeclared(t.Context(), registry.DeclaredRecord{Holder: "somebody"}, revision); err == nil {
+		if revision, err = r.store.KeepDeclared(t.Context(), registry.DeclaredRecord{Holder: "another"}, revision); err == nil {
 			break
 		}
 		if _, revision, err = r.store.Declared(t.Context()); err != nil {
@@ -432,11 +432,11 @@ func TestALeaseThatIsLostEndsTheTerm(t *testing.T) {
 	case <-t.Context().Done():
 		t.Fatal("the keeper does not notice")
 	}
-	if got := r.holder(t); got != "somebody" {
+	if got := r.holder(t); got != "another" {
 		t.Errorf("the lease is %q's, want that it is left to who has it", got)
 	}
 	if err := r.store.LeaveDeclared(t.Context(), revision); err != nil {
 		t.Fatal(err)
 	}
-	meshtest.Until(t, "it leads again", func() bool { got := r.holder(t); return got != "" && got != "somebody" })
+	meshtest.Until(t, "it leads again", func() bool { got := r.holder(t); return got != "" && got != "another" })
 }
