@@ -173,7 +173,7 @@ func makingOf(b deploy.Build) executor.Making {
 	return executor.Making{Account: accountOf(b), Own: len(b.Manifest.Init) > 0, Vars: valuesOf(b.Manifest.Env, b.Env), NoBuild: b.NoBuild}
 }
 
-func pathsOf(all []index.Path) []executor.Path {
+func pathsOf(all []index.Folder) []executor.Path {
 	paths := make([]executor.Path, len(all))
 	for i, p := range all {
 		paths[i] = executor.Path(p)
@@ -194,7 +194,7 @@ func (w *builder) unwritable(b deploy.Build) (warnings []string) {
 		if !filepath.IsAbs(dir) || err != nil || !info.IsDir() || info.Mode()&0o002 != 0 && !level.AtLeast(tool.SandboxStrict) {
 			continue
 		}
-		if !slices.ContainsFunc(slices.Concat(b.Paths, b.Manifest.Paths), func(p index.Path) bool {
+		if !slices.ContainsFunc(slices.Concat(b.Paths, b.Manifest.Paths), func(p index.Folder) bool {
 			rel, err := filepath.Rel(p.Path, dir)
 			return err == nil && filepath.IsLocal(rel)
 		}) {

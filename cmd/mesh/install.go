@@ -116,7 +116,7 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 		return err
 	}
 	for _, text := range f.paths {
-		p, err := index.ParsePath(text)
+		p, err := index.ParseFolder(text)
 		if err != nil {
 			return usage(nil, "--path %s", err.Error())
 		}

@@ -216,7 +216,7 @@ func result(i Instance, warnings []string) Line {
 	b := i.Build()
 	l := Line{
 		Index: b.Name, Revision: b.Revision, Warnings: slices.Concat(warnings, i.Warnings()),
-		Tools: []subjects.ToolID{}, Unavailable: append([]Unavailable{}, i.Unavailable()...),
+		Tools: []subjects.ToolID{}, Unavailable: append([]NotServed{}, i.Unavailable()...),
 	}
 	for _, d := range i.Descriptors() {
 		l.Tools = append(l.Tools, d.ID)
@@ -334,7 +334,7 @@ func (m *Manager) plan(ctx context.Context, b Build, j *job) (p Plan, lock []byt
 	}
 	p.Index, p.Revision, p.Tools, p.Builds = b.Name, b.Revision, []subjects.ToolID{}, append([]string{}, slices.Concat(builds, p.Builds)...)
 	p.Init, p.Variables = append([]string{}, b.Manifest.Init...), append([]index.EnvVar{}, b.Manifest.Env...)
-	p.Paths = append([]index.Path{}, slices.Concat(b.Manifest.Paths, b.Paths)...)
+	p.Paths = append([]index.Folder{}, slices.Concat(b.Manifest.Paths, b.Paths)...)
 	p.Network = p.Network || len(p.Builds)+len(p.Init) > 0
 	for _, name := range b.Manifest.Tools {
 		p.Tools = append(p.Tools, subjects.ToolID(string(b.Name)+"."+name))
@@ -418,7 +418,7 @@ func bundleFile(work string) string { return filepath.Join(work, "bundle") }
 const unavailableMost = 100
 
 // nothingServed is the error of an index that has no servable tool.
-func nothingServed(b Build, all []Unavailable) error {
+func nothingServed(b Build, all []NotServed) error {
 	var reasons []string
 	for _, u := range all[:min(len(all), 3)] {
 		reasons = append(reasons, fmt.Sprintf("%s: %s", u.ID, u.Reason))

@@ -77,7 +77,7 @@ func TestBundleBelongsToItsSigner(t *testing.T) {
 	refused(ask(second, ""), "another owner (key ME)", "--replace")
 	refused(ask(second, "YOU"), "another owner (key ME)", "--replace")
 	r := ask(second, "ME")
-	r.Env, r.Paths = map[string]string{"WORD": "mine"}, []index.Path{{Path: t.TempDir()}}
+	r.Env, r.Paths = map[string]string{"WORD": "mine"}, []index.Folder{{Path: t.TempDir()}}
 	n.mustInstall(t, r)
 	owned("ME", second)
 

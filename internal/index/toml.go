@@ -415,7 +415,7 @@ func (r *reader) variable(m *Manifest, name string) (at int, again bool) {
 
 func (r *reader) paths(s *section, m *Manifest) {
 	s.tables("paths", `a list of tables: paths = [{path = "/data", write = true}]`, func(one *section) {
-		var p Path
+		var p Folder
 		one.text("path", &p.Path)
 		one.boolean("write", &p.Write)
 		if err := p.Check(); err != nil {

@@ -163,7 +163,7 @@ func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Ent
 	}
 	r.Name = e.Name
 	for _, path := range said.Paths {
-		p, err := index.ParsePath(path)
+		p, err := index.ParseFolder(path)
 		if err != nil {
 			bad("paths: %s", err.Error())
 		}

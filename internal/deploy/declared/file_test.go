@@ -44,7 +44,7 @@ on = { gpu = "true", zone = "b" }
 		{
 			Source: "https://example.com/model.git", Rev: "v2", Name: "big", Literal: []string{"REGION", "EMPTY"},
 			Env:   map[string]string{"API_KEY": "s3", "REGION": "eu=x", "EMPTY": ""},
-			Paths: []index.Path{{Path: "/srv/documents", Write: true}, {Path: "/srv/models"}}, On: registry.Labels{"gpu": "true", "zone": "b"},
+			Paths: []index.Folder{{Path: "/srv/documents", Write: true}, {Path: "/srv/models"}}, On: registry.Labels{"gpu": "true", "zone": "b"},
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
