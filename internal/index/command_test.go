@@ -182,7 +182,7 @@ func TestCommandsRefuse(t *testing.T) {
 		})
 	}
 	_, err := LoadFS(files("tools.toml", "[index]\n[tool.\"a b\"]\ncommand = [\"ls\"]\n"))
-	wantFailed(t, err, reasonManifest, "a b", "no name for a command")
+	wantFailed(t, err, reasonManifest, "a b", "cannot name a command")
 	m := load(t, "tools.toml", "[index]\n[tool.c]\ncommand = [\"ls\"]\nstreming = true\n")
 	if len(m.Warnings) != 1 || !strings.Contains(m.Warnings[0], `did you mean "streaming"`) {
 		t.Errorf("warnings %q", m.Warnings)
