@@ -381,7 +381,7 @@ func (r *reader) lastArrived(since time.Time) time.Time {
 func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err error) {
 	switch reply.Kind {
 	case codec.ReplyNoResponders:
-		return true, errNobody
+		return true, errNoResponders
 	case codec.ReplyError:
 		if r.acked {
 			if done, err := r.rest(ctx, restWait); done {
@@ -409,7 +409,7 @@ func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err
 
 // checkNode ends the stream when its node is lost, after the stored items if those are complete.
 func (r *reader) checkNode(ctx context.Context) (done bool, err error) {
-	lost := r.p.Look(ctx, r.lastArrived(r.p.Sent())) // that it was asked again is no sign of the node
+	lost := r.p.Look(ctx, r.lastArrived(r.p.Sent())) // sending again is no keepalive of the node
 	switch {
 	case lost == nil:
 		r.away = time.Time{}

@@ -80,7 +80,7 @@ func TestSessionFillsTheStoreWithTasks(t *testing.T) {
 
 // Sessions that were not created share one share of the store, of the requests that
 // are answered at once and of the values that are read for them: their names cost nothing.
-func TestMadeUpSessionsHaveOneShare(t *testing.T) {
+func TestInventedSessionsHaveOneShare(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	d := newDesk()
@@ -296,7 +296,7 @@ func TestSchedulesCatchUp(t *testing.T) {
 }
 
 // Simultaneous requests share one listing of all tasks.
-func TestOneListingForAllThatAsk(t *testing.T) {
+func TestRequestsAtOnceShareOneListing(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	s := runs(t, broker.Connect(t), 0)
