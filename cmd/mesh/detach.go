@@ -67,7 +67,7 @@ func (a *app) warnUnfound(url, dir string) {
 		if r, _, _ := connect.ReadRecord(filepath.Join(dir, upFile)); r.Keys {
 			needed += " --nkey " + access.File(dir, access.Admin)
 		}
-		fmt.Fprintf(a.err, "mesh: warning: other commands need %s: there is no record of it in %q\n", needed, s)
+		fmt.Fprintf(a.err, "mesh: warning: other commands need %s: the mesh could not be recorded in %q\n", needed, s)
 	}
 }
 
@@ -116,7 +116,7 @@ func (a *app) background(ctx context.Context, dir, path string, args []string) (
 	if why == "" && ended != nil {
 		why = ended.Error()
 	}
-	return "", refused(toolmesh.OriginCaller, toolmesh.CodeUnavailable, "the mesh did not start: %s", cmp.Or(why, "it ended without a word"))
+	return "", refused(toolmesh.OriginCaller, toolmesh.CodeUnavailable, "the mesh did not start: %s", cmp.Or(why, "it ended without output"))
 }
 
 // tail returns why a process ended, by what it has written to its log from an offset on: its last output without log
