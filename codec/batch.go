@@ -113,6 +113,9 @@ func (b *Batch) parseMembers(body []byte) error {
 	if b.Delivery != DeliverNone && b.Delivery != DeliverInbox {
 		return invalid("header %s is 1: the results of a batch come to the reply subject, say inbox", HeaderStream)
 	}
+	if b.IdempotencyKey != "" {
+		return invalid("header %s: a batch cannot have an idempotency key, only a call with one result", HeaderIdempotencyKey)
+	}
 	if wire.Parallel != nil && json.Unmarshal(wire.Parallel, &b.Independent) != nil {
 		return invalid("parallel is %.40s: it is true or false", wire.Parallel)
 	}
