@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"slices"
 	"strconv"
 	"time"
@@ -210,7 +211,7 @@ func (m *Member) read(wire *wireMember) error {
 	}
 	if wire.Timeout != nil && !isNull(wire.Timeout) {
 		n, err := strconv.ParseInt(string(wire.Timeout), 10, 64)
-		if err != nil || n < 1 {
+		if err != nil && !errors.Is(err, strconv.ErrRange) || n < 1 {
 			return invalid("timeout_ms is %.40s: it is a whole number of milliseconds from 1 on", wire.Timeout)
 		}
 		m.Timeout = toolmesh.Millis(n)

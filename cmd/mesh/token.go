@@ -127,7 +127,7 @@ alone, and make neither batches nor tasks. Its rights are renewed every 5 minute
 	cmd.Flags().BoolVar(&readOnly, "read-only", false, "let it call tools alone that declare read_only")
 	cmd.Flags().Func("rate", "have gateways take so many calls with it: `N/s`, N/m or N/h (default any number)", func(text string) error {
 		rate = text
-		_, err := registry.ParseRate(text)
+		_, _, err := registry.ParseRate(text)
 		return err
 	})
 	durationFlag(cmd, &lasts, "expires", time.Second, "end it after this `TIME`, such as 720h or 30d (default never)")
