@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import decimal
 import functools
-import math
 import operator
 import re
 import typing
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
+from ..wire.frames import JSON
 from . import models
-from .shapes import is_json
+from .draft import Draft
+from .shapes import Load, Schema, Shape, is_json
 from .values import Mismatch, describe
 
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import Any, TypeAlias
-
-    from ..wire.frames import JSON
-    from .draft import Draft
-    from .shapes import Load, Schema, Shape
-
-    Check: TypeAlias = tuple[Callable[[Any], bool], str]  # whether a value holds to it, and its words
+# Whether a value holds to it, its words, and whether the schema says it in full.
+Check: TypeAlias = tuple[Callable[[Any], bool], str, bool]
 
 
 # A keyword may stand in a dict of Annotated, beside the names of constraints.
@@ -54,7 +50,7 @@ def _bound(value: Any) -> JSON:
     """A bound as JSON writes it, None when it has no form there."""
     if isinstance(value, decimal.Decimal) and value == (exact := float(value)):
         value = int(exact) if exact.is_integer() else exact
-    return value if type(value) in (int, float) and math.isfinite(value) else None
+    return value if type(value) in (int, float) and is_json(value) else None
 
 
 _TESTS: tuple[tuple[str, str, Callable[[Any, Any], Any], str], ...] = (
@@ -66,9 +62,9 @@ _TESTS: tuple[tuple[str, str, Callable[[Any, Any], Any], str], ...] = (
 )
 
 
-def _constraints(note: Any, schema: Schema, extra: Schema) -> Iterator[tuple[Check, bool]]:
+def _constraints(note: Any, schema: Schema, extra: Schema) -> Iterator[Check]:
     """Reads a description and bounds off an Annotated object of any library, or off a dict with such names or with the
-    schema's own keywords. Gives what it demands of a value, and whether the schema says that in full."""
+    schema's own keywords. Gives what it demands of a value."""
     names: dict[str, Any] = {}
     if isinstance(note, dict):
         names = {key: value for key, value in note.items() if isinstance(key, str)}
@@ -92,7 +88,7 @@ def _constraints(note: Any, schema: Schema, extra: Schema) -> Iterator[tuple[Che
         if bound is not None:
             extra[keyword] = bound
         known = bound is not None and bool(kinds - {"null"}) and kinds <= {"integer", "number", "null"}
-        yield (functools.partial(_against, test, limit, None), f"{words} {limit}"), known
+        yield functools.partial(_against, test, limit, None), f"{words} {limit}", known
     written, sized = _written(schema), next((one for one in ("array", "object") if one in kinds), "string")
     known = kinds - {"null"} == {sized} and not written
     for attribute, test, words in (
@@ -106,17 +102,17 @@ def _constraints(note: Any, schema: Schema, extra: Schema) -> Iterator[tuple[Che
             extra[keyword] = limit
         elif _encoded(schema):
             extra[keyword] = -(-limit // 3) * 4  # what so many bytes take as base64
-        yield (functools.partial(_against, test, limit, len), f"{words} {limit}"), known
+        yield functools.partial(_against, test, limit, len), f"{words} {limit}", known
     pattern = get("pattern")
     if isinstance(pattern, (str, re.Pattern)) and "string" in kinds:
         extra["pattern"] = pattern if isinstance(pattern, str) else pattern.pattern
-        yield (lambda value: re.search(pattern, value) is not None, "that matches its pattern"), True
+        yield lambda value: re.search(pattern, value) is not None, "that matches its pattern", True
     examples = get("examples")
     if isinstance(examples, (list, tuple)) and examples and is_json(list(examples)):
         extra["examples"] = list(examples)
     if _is(note, "annotated_types", "Predicate"):
         name = getattr(note.func, "__name__", "") or repr(note.func)
-        yield (note.func, f"for which {name} holds"), False
+        yield note.func, f"for which {name} holds", False
 
 
 def read(
@@ -125,27 +121,25 @@ def read(
     """(inner with what the notes say of the value, what they add to its schema).
     annotation is the whole, for pydantic."""
     extra: Schema = {}
-    told: list[Check] = []  # by the schema
-    untold: list[Check] = []
+    checks: list[Check] = []
     foreign: list[Any] = []
     for note in _flat(notes):
         if isinstance(note, str):
             extra.setdefault("description", note)
-        else:
-            checks = list(_constraints(note, inner.schema, extra))
-            if _foreign(note):
-                foreign.append(note)
-                continue
-            for check, known in checks:
-                (told if known else untold).append(check)
-            if _is(note, "annotated_types", "Timezone", "Unit"):
-                draft.warn(f"{where}: the constraint {_short(note)} is not checked")
+            continue
+        found = list(_constraints(note, inner.schema, extra))
+        if _foreign(note):
+            foreign.append(note)
+            continue
+        checks += found
+        if _is(note, "annotated_types", "Timezone", "Unit"):
+            draft.warn(f"{where}: the constraint {_short(note)} is not checked")
     if draft.results:
         return inner, extra
     if foreign:
         asked: Load | None = None
         if any(map(_before, foreign)):
-            whole = models.annotated(draft, annotation)
+            whole = models.adapted(draft, annotation)
             if whole is not None:
                 return whole, {key: one for key, one in extra.items() if key == "description"}
         else:
@@ -156,11 +150,10 @@ def read(
         else:
             for note in foreign:
                 draft.warn(f"{where}: the constraint {_short(note)} is not checked")
-    if untold:
+    if checks:  # also those of the schema: which member of a union has a value depends on them
         loose = typing.get_origin(annotation.__origin__) in models.UNIONS or not _kinds(inner.schema)
-        inner = inner.but(load=_held(inner, untold, loose), same=False)
-    if told:  # which member of a union has a value depends on what its schema says
-        inner = inner.but(load=_held(inner, told, True))
+        told = all(known for _, _, known in checks)
+        inner = inner.but(load=_held(inner, checks, loose), same=inner.same and told)
     return inner, extra
 
 
@@ -212,17 +205,17 @@ def _before(note: Any) -> bool:
 
 
 def _held(inner: Shape, checks: list[Check], loose: bool) -> Load:
-    """The loader of inner, and then the checks on what it has made. With loose, what
-    cannot be compared holds: of a union some members have such a bound."""
+    """The loader of inner, and then the checks on what it has made. With loose, and of what the schema says, a value
+    that cannot be compared holds: of a union some members have such a bound."""
     load = inner.load
 
     def held(value: JSON) -> Any:
         made = load(value)
-        for holds, words in checks:
+        for holds, words, known in checks:
             try:
                 fits = bool(holds(made))
             except (TypeError, ValueError):
-                fits = loose
+                fits = loose or known
             if not fits:
                 raise Mismatch(f"{inner.expected} {words}", describe(value))
         return made
