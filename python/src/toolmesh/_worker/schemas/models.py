@@ -295,17 +295,19 @@ def _validated(run: Callable[[], Any], value: JSON, name: str, holder: str = "__
         raise Mismatch(expected, got, f"{name}: {text}", place) from None
 
 
-def field_default(value: Any) -> tuple[bool, Any]:
-    """(whether the default is pydantic's Field(...), the default in it, inspect's empty without one)."""
+def field_default(value: Any) -> tuple[bool, Any, Callable[[], Any] | None]:
+    """(whether the default is pydantic's Field(...), the default in it, inspect's empty without one, a function that
+    returns it)."""
     kind = type(value)
     if kind.__name__ != "FieldInfo" or not kind.__module__.startswith("pydantic"):
-        return False, value
+        return False, value, None
     factory = getattr(value, "default_factory", None)
     if factory is not None:
-        return True, factory()
+        return True, factory(), factory
     default = getattr(value, "default", ...)
-    missing = default is ... or type(default).__name__ in ("PydanticUndefinedType", "UndefinedType")
-    return True, inspect.Parameter.empty if missing else default
+    if default is ... or type(default).__name__ in ("PydanticUndefinedType", "UndefinedType"):
+        return True, inspect.Parameter.empty, None
+    return True, default, lambda: default
 
 
 def alias(notes: Iterable[Any]) -> Any:
@@ -313,10 +315,3 @@ def alias(notes: Iterable[Any]) -> Any:
     named = [getattr(one, "validation_alias", None) or getattr(one, "alias", None)
              for one in notes if field_default(one)[0]]
     return next((one for one in named if one is not None), None)
-
-
-def filler(field: Any, default: Any) -> Callable[[], Any] | None:
-    """A function that returns a parameter's default from its Field(...)."""
-    if default is inspect.Parameter.empty:
-        return None
-    return getattr(field, "default_factory", None) or (lambda: default)

@@ -33,17 +33,17 @@ _KEYWORDS = frozenset((
 ))
 
 
+def _members(schema: Schema) -> Iterator[Schema]:
+    """The schema, and those that it is a union of."""
+    yield schema
+    for member in schema.get("anyOf", ()):
+        yield from _members(member)
+
+
 def _kinds(schema: Schema) -> set[str]:
     """The types that a schema allows, as far as it names them."""
-    kind = schema.get("type")
-    found = set(kind) if isinstance(kind, list) else {kind} if isinstance(kind, str) else set()
-    for member in schema.get("anyOf", ()):
-        found |= _kinds(member)
-    return found
-
-
-def _encoded(schema: Schema) -> bool:
-    return "contentEncoding" in schema or any(map(_encoded, schema.get("anyOf", ())))
+    found = [member.get("type", ()) for member in _members(schema)]
+    return {one for kind in found for one in ((kind,) if isinstance(kind, str) else kind)}
 
 
 def _bound(value: Any) -> JSON:
@@ -89,7 +89,9 @@ def _constraints(note: Any, schema: Schema, extra: Schema) -> Iterator[Check]:
             extra[keyword] = bound
         known = bound is not None and bool(kinds - {"null"}) and kinds <= {"integer", "number", "null"}
         yield functools.partial(_against, test, limit, None), f"{words} {limit}", known
-    written, sized = _written(schema), next((one for one in ("array", "object") if one in kinds), "string")
+    # Texts may stand for values of another length.
+    written = any({"contentEncoding", "format"} & member.keys() for member in _members(schema))
+    sized = next((one for one in ("array", "object") if one in kinds), "string")
     known = kinds - {"null"} == {sized} and not written
     for attribute, test, words in (
         ("min_length", operator.ge, "of a length of at least"), ("max_length", operator.le, "of a length of at most"),
@@ -100,7 +102,7 @@ def _constraints(note: Any, schema: Schema, extra: Schema) -> Iterator[Check]:
         keyword = attribute[:3] + {"array": "Items", "object": "Properties", "string": "Length"}[sized]
         if sized != "string" or not written:
             extra[keyword] = limit
-        elif _encoded(schema):
+        elif any("contentEncoding" in member for member in _members(schema)):
             extra[keyword] = -(-limit // 3) * 4  # what so many bytes take as base64
         yield functools.partial(_against, test, limit, len), f"{words} {limit}", known
     pattern = get("pattern")
@@ -239,8 +241,3 @@ def _multiple(value: Any, of: Any) -> bool:
 
 def _against(test: Callable[[Any, Any], Any], limit: Any, of: Callable[[Any], int] | None, value: Any) -> bool:
     return bool(test(of(value) if of else value, limit))
-
-
-def _written(schema: Schema) -> bool:
-    """Whether a text stands for something of another length."""
-    return bool({"contentEncoding", "format"} & schema.keys()) or any(map(_written, schema.get("anyOf", ())))

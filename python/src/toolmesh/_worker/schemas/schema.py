@@ -441,13 +441,13 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
             builder.warn(f"{name}: the alias {alias!r} of its Field is not used; callers give {name}")
         extra: Schema = {}
         if default is not _EMPTY:
-            is_field, inner_default = models.field_default(default)
+            is_field, inner_default, filler = models.field_default(default)
             if is_field:
                 # Field(...) as a default: its constraints apply, and its value is the default, as the function itself
                 # would not accept it.
                 whole: Any = typing.Annotated[annotation if annotation is not _EMPTY else typing.Any, default]
                 shape, extra = notes.read(builder, shape, (default,), whole, name)
-                default, fill = inner_default, models.filler(default, inner_default)
+                default, fill = inner_default, filler
         needed = default is _EMPTY and kind != "varargs"
         shape = shape if default is _EMPTY else builder.nullable_for(default, shape)
         if "description" not in shape.schema and texts.get(own):
