@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/tinylib/msgp/msgp"
@@ -74,76 +73,101 @@ func appendPacked(to []byte, dec *jsontext.Decoder) []byte {
 // beyond 9999; so are bytes after the value. With an error it returns the part that was read. most
 // bounds the result, in bytes; 0 does not. Beyond it the error is payload_too_large.
 func Unpack(body []byte, most int) ([]byte, error) {
-	u := unpacker{to: make([]byte, 0, len(body)+len(body)/2), rest: body, most: most}
-	if err := u.value(0); err != nil {
-		return u.to, err
+	var to bytes.Buffer
+	u := unpacker{to: jsontext.NewEncoder(&to), rest: body, most: int64(most)}
+	err := u.value()
+	if err == nil && len(u.rest) > 0 {
+		err = fmt.Errorf("%d bytes follow the value", len(u.rest))
 	}
-	if len(u.rest) > 0 {
-		return u.to, fmt.Errorf("%d bytes follow the value", len(u.rest))
+	for u.to.StackDepth() > 0 { // the part that was read
+		kind, n := u.to.StackIndex(u.to.StackDepth())
+		end := jsontext.EndArray
+		if kind == '{' {
+			end = jsontext.EndObject
+		}
+		if kind == '{' && n%2 == 1 {
+			_ = u.to.WriteToken(jsontext.Null)
+		}
+		_ = u.to.WriteToken(end)
 	}
-	return u.to, nil
+	return bytes.TrimSuffix(to.Bytes(), []byte("\n")), err
 }
 
 type unpacker struct {
-	to, rest []byte
-	most     int // of to; 0: as it comes
+	to   *jsontext.Encoder // which refuses repeated keys and text that is not UTF-8
+	rest []byte
+	most int64 // bytes of the result; 0: as many as it has
 }
 
-func (u *unpacker) value(depth int) (err error) {
-	if depth > maxPackDepth {
+func (u *unpacker) value() (err error) {
+	switch {
+	case u.to.StackDepth() > maxPackDepth:
 		return fmt.Errorf("it is nested more than %d deep", maxPackDepth)
-	}
-	if u.most > 0 && len(u.to) > u.most {
+	case u.most > 0 && u.to.OutputOffset() > u.most:
 		return errInflated
 	}
+	token := jsontext.Null
 	switch kind := msgp.NextType(u.rest); kind {
 	case msgp.StrType:
-		return u.text()
+		var text []byte
+		text, u.rest, err = msgp.ReadStringZC(u.rest)
+		token = jsontext.String(string(text))
 	case msgp.BinType:
 		var raw []byte
-		if raw, u.rest, err = msgp.ReadBytesZC(u.rest); err == nil {
-			u.to = append(base64.StdEncoding.AppendEncode(append(u.to, '"'), raw), '"')
-		}
-	case msgp.MapType:
-		return u.object(depth)
-	case msgp.ArrayType:
-		var n uint32
-		if n, u.rest, err = msgp.ReadArrayHeaderBytes(u.rest); err != nil {
-			return err
-		}
-		u.to = append(u.to, '[')
-		for i := range n {
-			if i > 0 {
-				u.to = append(u.to, ',')
-			}
-			if err := u.value(depth + 1); err != nil {
-				return err
-			}
-		}
-		u.to = append(u.to, ']')
+		raw, u.rest, err = msgp.ReadBytesZC(u.rest)
+		token = jsontext.String(base64.StdEncoding.EncodeToString(raw))
+	case msgp.MapType, msgp.ArrayType:
+		return u.values(kind == msgp.MapType)
 	case msgp.IntType:
 		var n int64
 		n, u.rest, err = msgp.ReadInt64Bytes(u.rest)
-		u.to = strconv.AppendInt(u.to, n, 10)
+		token = jsontext.Int(n)
 	case msgp.UintType:
 		var n uint64
 		n, u.rest, err = msgp.ReadUint64Bytes(u.rest)
-		u.to = strconv.AppendUint(u.to, n, 10)
+		token = jsontext.Uint(n)
 	case msgp.Float32Type, msgp.Float64Type:
 		return u.float(kind)
 	case msgp.BoolType:
 		var is bool
 		is, u.rest, err = msgp.ReadBoolBytes(u.rest)
-		u.to = strconv.AppendBool(u.to, is)
+		token = jsontext.Bool(is)
 	case msgp.NilType:
 		u.rest, err = msgp.ReadNilBytes(u.rest)
-		u.to = append(u.to, "null"...)
 	case msgp.InvalidType:
 		return fmt.Errorf("%d bytes before the end there is no value", len(u.rest))
 	default:
 		return u.timestamp()
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return u.to.WriteToken(token)
+}
+
+// values reads a list, or the keys and values of an object.
+func (u *unpacker) values(object bool) error {
+	begin, end, read, each := jsontext.BeginArray, jsontext.EndArray, msgp.ReadArrayHeaderBytes, 1
+	if object {
+		begin, end, read, each = jsontext.BeginObject, jsontext.EndObject, msgp.ReadMapHeaderBytes, 2
+	}
+	n, rest, err := read(u.rest)
+	if err != nil {
+		return err
+	}
+	u.rest = rest
+	if err := u.to.WriteToken(begin); err != nil {
+		return err
+	}
+	for i := range each * int(n) {
+		if object && i%2 == 0 && msgp.NextType(u.rest) != msgp.StrType {
+			return fmt.Errorf("a key of an object is no text")
+		}
+		if err := u.value(); err != nil {
+			return err
+		}
+	}
+	return u.to.WriteToken(end)
 }
 
 // timestamp reads the one extension type that JSON has a form for. NextType does not tell it
@@ -161,12 +185,11 @@ func (u *unpacker) timestamp() error {
 		return err
 	}
 	u.rest = rest
-	u.to = append(append(append(u.to, '"'), text...), '"')
-	return nil
+	return u.to.WriteToken(jsontext.String(string(text)))
 }
 
 func (u *unpacker) float(kind msgp.Type) (err error) {
-	n, bits := 0.0, 64
+	n, bits, form := 0.0, 64, byte('f')
 	if n, u.rest, err = msgp.ReadFloat64Bytes(u.rest); kind == msgp.Float32Type {
 		bits = 32
 	}
@@ -176,59 +199,12 @@ func (u *unpacker) float(kind msgp.Type) (err error) {
 	if err != nil {
 		return err
 	}
-	from, form := len(u.to), byte('f')
 	if size := math.Abs(n); size != 0 && (size < 1e-6 || size >= 1e21) {
 		form = 'e'
 	}
-	u.to = strconv.AppendFloat(u.to, n, form, -1, bits)
-	if !bytes.ContainsAny(u.to[from:], ".e") {
-		u.to = append(u.to, ".0"...) // a double stays one
+	text := strconv.AppendFloat(nil, n, form, -1, bits)
+	if !bytes.ContainsAny(text, ".e") {
+		text = append(text, ".0"...) // a double stays one
 	}
-	return nil
-}
-
-func (u *unpacker) text() error {
-	text, rest, err := msgp.ReadStringZC(u.rest)
-	if err != nil {
-		return err
-	}
-	if !utf8.Valid(text) {
-		return fmt.Errorf("it holds text that is not UTF-8")
-	}
-	u.rest = rest
-	u.to, err = jsontext.AppendQuote(u.to, text)
-	return err
-}
-
-func (u *unpacker) object(depth int) error {
-	n, rest, err := msgp.ReadMapHeaderBytes(u.rest)
-	if err != nil {
-		return err
-	}
-	u.rest = rest
-	u.to = append(u.to, '{')
-	seen := make(map[string]bool)
-	for i := range n {
-		if i > 0 {
-			u.to = append(u.to, ',')
-		}
-		if msgp.NextType(u.rest) != msgp.StrType {
-			return fmt.Errorf("a key of an object is no text")
-		}
-		from := len(u.to)
-		if err := u.text(); err != nil {
-			return err
-		}
-		key := string(u.to[from:])
-		if seen[key] {
-			return fmt.Errorf("the key %.100s is there twice", key)
-		}
-		seen[key] = true
-		u.to = append(u.to, ':')
-		if err := u.value(depth + 1); err != nil {
-			return err
-		}
-	}
-	u.to = append(u.to, '}')
-	return nil
+	return u.to.WriteValue(text)
 }
