@@ -90,7 +90,7 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 		t.batch = true
 		r, err = c.unary(ctx, t, s, body)
 		switch {
-		case errors.Is(err, errNobody):
+		case errors.Is(err, errNoResponders):
 			return final{toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs batches: start an agent, or a router that serves functions").
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)}
 		case err != nil && toolmesh.AsError(err).Started != toolmesh.StartedNo:

@@ -134,7 +134,7 @@ func (b *Batch) parseMembers(body []byte) error {
 			return err
 		}
 		if seen[m.Index] {
-			return invalid("requests[%d] has the index %d, which another one has: the index names the call", i, m.Index)
+			return invalid("requests[%d] has the index %d of another request: give each request its own index", i, m.Index)
 		}
 		seen[m.Index] = true
 	}
@@ -162,7 +162,7 @@ func (m *Member) parse(i int, raw []byte) error {
 	*m = Member{Index: i, Args: json.RawMessage("{}")}
 	var wire wireMember
 	if unmarshal(raw, &wire) != nil {
-		return invalid("requests[%d] is no object", i)
+		return invalid("requests[%d] is not an object", i)
 	}
 	if wire.Index != nil {
 		n, err := strconv.ParseUint(string(wire.Index), 10, 31)

@@ -161,7 +161,7 @@ func (u *unpacker) values(object bool) error {
 	}
 	for i := range each * int(n) {
 		if object && i%2 == 0 && msgp.NextType(u.rest) != msgp.StrType {
-			return fmt.Errorf("a key of an object is no text")
+			return fmt.Errorf("a key of an object is not text")
 		}
 		if err := u.value(); err != nil {
 			return err
@@ -174,7 +174,7 @@ func (u *unpacker) values(object bool) error {
 // from others: it misses one that ends the body, and takes type 5 for one.
 func (u *unpacker) timestamp() error {
 	if _, err := msgp.ReadExtensionBytes(u.rest, &msgp.RawExtension{Type: msgp.MsgTimeExtension}); err != nil {
-		return fmt.Errorf("it holds an extension type that is no timestamp: %w", err)
+		return fmt.Errorf("it holds an extension type that is not a timestamp: %w", err)
 	}
 	at, rest, err := msgp.ReadTimeBytes(u.rest)
 	if err != nil {

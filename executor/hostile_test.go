@@ -43,7 +43,7 @@ def f(): return 1
 // A module that speaks to the agent in its zygote's name harms its index alone: that
 // is opened or not, within the time of a start, it is closed at once, and no
 // descriptor stays with the agent.
-func TestAModuleThatSpeaksForItsZygote(t *testing.T) {
+func TestModuleForgesFramesOfItsZygote(t *testing.T) {
 	for name, says := range map[string]string{
 		"three descriptions":      "for _ in range(3): say(frames.DESCRIBED, described)",
 		"forks nobody asked for":  "for _ in range(9): say(frames.FORKED, forked, 1)",

@@ -254,7 +254,7 @@ func (q *request) toolCalls() (any, error) {
 		var one given
 		err := json.Unmarshal(raw, &one)
 		if made[i] = p.read(&one); err != nil || made[i].name == "" || made[i].id == "" && !p.anonymous {
-			return nil, refused(toolmesh.CodeInvalidRequest, "call %d is no tool call of %s", i, in.Provider)
+			return nil, refused(toolmesh.CodeInvalidRequest, "call %d is not a tool call of %s", i, in.Provider)
 		}
 		id, args, changed, err := fit(q.ctx, q.c, q.l, subjects.ToolID(made[i].name), made[i].args)
 		if err != nil {

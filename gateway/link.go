@@ -109,7 +109,7 @@ func tokenOf(r *http.Request) (token, error) {
 	prefix, raw, err := nkeys.DecodeSeed([]byte(seed))
 	clear(raw)
 	if err != nil || prefix != nkeys.PrefixByteUser {
-		return token{}, unauthenticated("the token is no seed of a key of the mesh: mesh session create NAME --key makes one")
+		return token{}, unauthenticated("the token is not the seed of a key of the mesh: mesh session create NAME --key makes one")
 	}
 	sum := sha256.Sum256([]byte(seed))
 	return token{hex.EncodeToString(sum[:]), seed}, nil
@@ -199,7 +199,7 @@ func (ls *links) begin(t token, named subjects.SessionID) (*link, error) {
 	}
 	if !l.known {
 		if ls.strangers >= strangersMax {
-			return nil, busy("the gateway connects with %d other tokens that the mesh may not know: try again", strangersMax)
+			return nil, busy("the gateway is checking %d other new tokens: try again", strangersMax)
 		}
 		ls.strangers++
 	}
@@ -362,7 +362,7 @@ func (l *link) connect() (*nats.Conn, subjects.SessionID, error) {
 		}
 		nc.Close()
 	}
-	return nil, "", unauthenticated("the token is of no session that is known here: name its session in the header Mesh-Session")
+	return nil, "", unauthenticated("the token's session is unknown here: name it in the header Mesh-Session")
 }
 
 // dial makes one connection. The error is unauthenticated where the broker refuses it.
@@ -396,7 +396,7 @@ func (l *link) dial(inbox string) (*nats.Conn, error) {
 	nc, err := l.g.opts.Dial(options...)
 	switch {
 	case isRefusal(err):
-		return nil, unauthenticated("the mesh does not know the token: it was revoked, its session has ended, or it is of another mesh; without a token it may take none")
+		return nil, unauthenticated("the mesh does not know the token: it was revoked, its session has ended, or it belongs to another mesh")
 	case err != nil:
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway cannot connect to the mesh: %w", err).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}

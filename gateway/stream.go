@@ -54,7 +54,7 @@ func (q *request) stream(in *call, lines bool) error {
 }
 
 // errLeaving ends the reading of a stream when the gateway stops.
-var errLeaving = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops, and the stream goes on: read it within 10 seconds at GET /v1/calls/{rpc_id}/stream of any gateway").
+var errLeaving = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops, the stream goes on: continue it within 10 seconds at GET /v1/calls/{rpc_id}/stream of any gateway").
 	WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedUnknown)
 
 // why returns the error that ended a stream: that of the link, if the link has ended, else err.

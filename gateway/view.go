@@ -87,7 +87,7 @@ func newView(key viewKey, c *client.Client, m *mcpLink) *view {
 		Logging: &mcp.LoggingCapabilities{},
 	}})}
 	v.server.AddResourceTemplate(&mcp.ResourceTemplate{
-		Name: "result", URITemplate: resultURI + "{id}", Description: "All of a result of which a call gave the beginning, for 15 minutes.",
+		Name: "result", URITemplate: resultURI + "{id}", Description: "The whole result of a call that returned only its beginning, for 15 minutes.",
 	}, v.readResult)
 	v.touch()
 	serverOf := func(*http.Request) *mcp.Server { return v.server }
@@ -236,7 +236,7 @@ func (v *view) answerList(ctx context.Context, q *mcp.ListToolsRequest) (*mcp.Li
 	if q.Params != nil && q.Params.Cursor != "" {
 		name, err := base64.RawURLEncoding.DecodeString(q.Params.Cursor)
 		if err != nil || len(name) == 0 {
-			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "the cursor is none of this list"}
+			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "the cursor does not belong to this list: list from the beginning"}
 		}
 		after = string(name)
 	}

@@ -59,7 +59,7 @@ func parseArguments(args []string, stdin io.Reader) (given, error) {
 		}
 		m := pairForm.FindStringSubmatch(arg)
 		if m == nil || m[1] == "" {
-			return g, usage(nil, "%q is no argument: write name=value, name:=json, one JSON object first, @file or -", arg)
+			return g, usage(nil, "%q is not an argument: write name=value, name:=json, one JSON object first, @file or -", arg)
 		}
 		p := pair{name: m[1], text: arg[len(m[0]):], raw: m[2] == ":="}
 		if seen[p.name] {
@@ -67,7 +67,7 @@ func parseArguments(args []string, stdin io.Reader) (given, error) {
 		}
 		seen[p.name] = true
 		if p.raw && !json.Valid([]byte(p.text)) {
-			return g, usage(nil, "%s:=%s: that is no JSON%s", p.name, p.text, quoteHint(p))
+			return g, usage(nil, "%s:=%s: that is not JSON%s", p.name, p.text, quoteHint(p))
 		}
 		g.pairs = append(g.pairs, p)
 	}

@@ -29,10 +29,10 @@ func (a *app) auditCommand() *cobra.Command {
 	var back time.Duration
 	cmd := &cobra.Command{
 		Use: "audit", Short: "List the calls that ended, with their callers and outcomes",
-		Long: `List the calls that nodes ran or refused, the oldest first: of all sessions, or of the
-one that --session names. The mesh keeps them once a node runs with --audit (MESH_AUDIT);
--f goes on with those that end from now on, with --json a line for each; where the mesh
-keeps none, it misses those that end while the connection is cut. It takes an
+		Long: `List the calls that nodes ran or refused, the oldest first, of all sessions or of the
+one that --session names. The mesh keeps them once a node runs with --audit (MESH_AUDIT).
+-f then follows the calls that end from now on, with --json a line for each; without
+--audit it misses those that end while its connection is cut. You need an
 administrator's key.`,
 		Args: nothing,
 		RunE: a.onMesh(func(ctx context.Context, l *link, _ []string) error {

@@ -44,12 +44,12 @@ func (a *app) callCommand() *cobra.Command {
 		}
 		return takes(1, -1, "a tool")(cmd, args)
 	}
-	wordFlag(cmd, &f.key, "key", "the `NAME` of what the call does, for a day: it runs once, and each further call under the key gets what that ended with")
-	cmd.Flags().BoolVar(&f.lines, "lines", false, "make a call for each line of stdin, many at once, and print what they return as it comes:\n"+
+	wordFlag(cmd, &f.key, "key", "idempotency key, a `NAME` for the effect of the call: it runs once in a day, and each further call under the key gets its outcome")
+	cmd.Flags().BoolVar(&f.lines, "lines", false, "make a call for each line of stdin, many at once, and print each result as it comes:\n"+
 		"{\"id\",\"tool\",\"args\",\"timeout\",\"session\",\"stream\",\"key\"}; all but tool may be left out")
 	cmd.Flags().BoolVar(&f.stream, "stream", false, "print items as they come, as mesh stream does")
-	cmd.Flags().StringVar(&f.out, "out", "", "write the result to this file: the bytes of a file that the tool returns, of other results the JSON")
-	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "run the tool, whatever is kept of earlier calls")
+	cmd.Flags().StringVar(&f.out, "out", "", "write the result to this file: the bytes of a returned file, else JSON")
+	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "run the tool even if the result of an earlier call is kept")
 	return cmd
 }
 
@@ -68,7 +68,7 @@ func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
 		Args: takes(1, -1, "a tool"),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			if f.lines && (f.stream || f.rpcID != "" || f.key != "") {
-				return usage(cmd, "--lines goes without --stream, --rpc-id and --key: each line says its own")
+				return usage(cmd, "--lines excludes --stream, --rpc-id and --key: each line has its own")
 			}
 			if f.out != "" && (f.stream || f.lines) {
 				return usage(cmd, "--out is for calls with one result, not for --stream and --lines")
@@ -92,7 +92,7 @@ func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 	}
 	id := subjects.ToolID(args[0])
 	if err := id.Validate(); err != nil {
-		return usage(nil, "%q is no tool id: %s", id, err.Error())
+		return usage(nil, "%q is not a tool id: %s", id, err.Error())
 	}
 	if f.lines {
 		return a.callLines(ctx, id, f.timeout)

@@ -69,7 +69,7 @@ func (a *app) warnUnfound(url, dir string) {
 		if r, _, _ := connect.ReadRecord(filepath.Join(dir, upFile)); r.Keys {
 			needed += " --nkey " + access.File(dir, access.Admin)
 		}
-		fmt.Fprintf(a.err, "mesh: warning: other commands need %s: there is no record of it in %q\n", needed, s)
+		fmt.Fprintf(a.err, "mesh: warning: other commands need %s: the mesh could not be recorded in %q\n", needed, s)
 	}
 }
 
@@ -134,7 +134,7 @@ func (b *background) wait(ctx context.Context) (string, error) {
 		why = ended.Error()
 	}
 	if why == "" {
-		why = "it ended without a word"
+		why = "it ended without output"
 	}
 	return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh did not start: %s", why).
 		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)

@@ -22,8 +22,8 @@ func (a *app) downCommand() *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
 		Use: "down", Short: "Stop the mesh that mesh up started here",
-		Long: `Stop the mesh that mesh up started on this machine, of several the latest, or the
-one of --server or --data-dir. Calls in flight end first; what is installed stays.`,
+		Long: `Stop the mesh that mesh up started on this machine: the latest, or the one of --server
+or --data-dir. Calls in flight end first; installed indexes stay.`,
 		Args: nothing,
 		RunE: runE(func(ctx context.Context, _ []string) error {
 			r, err := a.findUp(dir)

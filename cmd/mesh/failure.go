@@ -117,7 +117,7 @@ func (a *app) printError(e *toolmesh.Error) {
 		fmt.Fprintf(a.err, "%s %s\n", a.term.strong(kind+":"), e.Message)
 	}
 	if e.Code == toolmesh.CodePermissionDenied {
-		fmt.Fprintln(a.err, "give a key that may do this with --nkey FILE or MESH_NATS_NKEY")
+		fmt.Fprintln(a.err, "name the file of a key with this right by --nkey FILE or MESH_NATS_NKEY")
 	}
 	var problems []string
 	if e.Code == toolmesh.CodeInstallFailed {

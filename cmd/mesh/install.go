@@ -52,20 +52,21 @@ func (a *app) installCommand() *cobra.Command {
 		Use: "install SOURCE", Short: "Install an index of tools on the whole mesh",
 		Long: `Install an index of tools on the whole mesh. SOURCE is
 
-  ./dir  /dir            a folder, taken as it is on disk without what git ignores
-  ./tool.py              a single file that says in a PEP 723 block what it needs
+  ./dir  /dir            a folder, taken as it is on disk without the files that git ignores
+  ./tool.py              a single file with a PEP 723 block for its dependencies
   owner/repo[@rev]       a repository on GitHub
   https://…  ssh://…  file://…  git@host:path      any git repository, with @rev
-  -                      what {"source":"…","env":{"K":"V"}} on stdin says: all users of the machine
-                         can read a command line, a token in a URL or a variable with it
+  -                      {"source":"…","env":{"K":"V"}} on stdin, for a token in a URL or a secret
+                         variable: all users of the machine can read a command line
 
-Packages that have no wheel are built from source, and an index may have an init command: that
-is code of strangers that runs at once. On a terminal you are asked before it does; --dry-run
-lists that code and its user.
+Packages without a wheel are built from source, and an index may have an init command: both run
+other people's code during the install. On a terminal you are asked before that; --dry-run lists
+this code and its user.
 
-Installing what is installed, unchanged, is a success. What --env, --path and --on gave is
-kept until it is given anew. With --on the index is for nodes with these labels alone (those
-of mesh-agent --labels and mesh node label), with --on all for every node again. With --session the index is private to that session.`,
+Installing an unchanged index again is a success. An install keeps the earlier --env, --path and
+--on unless it has new ones. With --on only nodes with these labels serve the index (those of
+mesh-agent --labels and mesh node label), with --on all every node again. With --session the
+index is private to that session.`,
 		Example: `  mesh install ./examples/indexes/weather
   mesh install owner/repo@v1.2 --name tools
   mesh install https://example.com/tools.git --rev main --env API_KEY
@@ -77,7 +78,7 @@ of mesh-agent --labels and mesh node label), with --on all for every node again.
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&f.name, "name", "", "`NAME` of the index (default its own wish, else the last part of SOURCE)")
+	flags.StringVar(&f.name, "name", "", "`NAME` of the index (default the name in its manifest, else the last part of SOURCE)")
 	flags.StringVar(&f.rev, "rev", "", "revision: a branch, a tag or a commit `REV`; needs git")
 	flags.StringArrayVar(&f.env, "env", nil, "give the tools a variable, declared or not: `K` reads it from your environment, K=V sets it (never for secrets); may be repeated")
 	flags.StringArrayVar(&f.paths, "path", nil, "give the tools the folder `DIR[:rw]` of their nodes, to read or also to write; may be repeated")
@@ -115,7 +116,7 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 		return err
 	}
 	for _, text := range f.paths {
-		p, err := index.ParsePath(text)
+		p, err := index.ParseFolder(text)
 		if err != nil {
 			return usage(nil, "--path %s", err.Error())
 		}
@@ -349,7 +350,7 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 			if r.Session != "" {
 				in = " --session " + shellQuote(string(r.Session))
 			}
-			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s): mesh uninstall %s%s ends it or takes it back\n",
+			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s): mesh uninstall %s%s ends it or removes the index\n",
 				job, cmp.Or(r.called, "INDEX"), in)
 		}
 		if err = unfinished(err); len(p.warned) > 0 {
@@ -407,7 +408,7 @@ func unfinished(err error) error {
 	if e.Code != toolmesh.CodeNodeLost || !named {
 		return err
 	}
-	return toolmesh.Errorf(toolmesh.CodeNodeLost, "node %v is lost, which was installing it: the install was not finished; run it again", node).
+	return toolmesh.Errorf(toolmesh.CodeNodeLost, "the install was not finished, because its node %v is lost: run it again", node).
 		WithOrigin(toolmesh.OriginCaller).WithDetail("node", node)
 }
 
@@ -429,12 +430,12 @@ func (a *app) endInstall(ctx context.Context, l *link, body any, unknown error) 
 
 func (a *app) uninstallCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "uninstall INDEX", Short: "Take an index off the mesh",
-		Long: "Take an index off the mesh; with --session one that is private to that session.",
+		Use: "uninstall INDEX", Short: "Remove an index from the mesh",
+		Long: "Remove an index from the mesh; with --session one that is private to that session.",
 		Args: takes(1, 1, "an index"),
 		RunE: runE(func(ctx context.Context, args []string) error {
 			if _, err := subjects.IndexKey(subjects.IndexName(args[0]), ""); err != nil {
-				return usage(nil, "%q is no index: %s", args[0], err.Error())
+				return usage(nil, "%q cannot be an index's name: %s", args[0], err.Error())
 			}
 			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
 				body := map[string]any{"name": args[0]}

@@ -167,7 +167,7 @@ func (a *lines) read(line []byte, call *lineCall) ([]client.CallOption, error) {
 		return nil, bad("the line names no tool, and the command names none")
 	}
 	if err := call.Tool.Validate(); err != nil {
-		return nil, bad("%q is no tool id: %w", call.Tool, err)
+		return nil, bad("%q is not a tool id: %w", call.Tool, err)
 	}
 	options := []client.CallOption{}
 	if call.Session != "" {

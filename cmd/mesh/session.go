@@ -67,7 +67,7 @@ func (a *app) sessionCreate() *cobra.Command {
 			}
 			name, err := subjects.SessionKey(id)
 			if err != nil {
-				return usage(nil, "%q is no session: %s", id, err.Error())
+				return usage(nil, "%q cannot be a session's name: %s", id, err.Error())
 			}
 			pinned, err := parsePins(pins)
 			if err != nil {
@@ -110,8 +110,8 @@ func (a *app) sessionCreate() *cobra.Command {
 		}),
 	}
 	durationFlag(cmd, &ttl, "ttl", time.Second, "end it by itself after this `TIME` (default never)")
-	cmd.Flags().StringArrayVar(&pins, "pin", nil, "note in the session that it is meant for `INDEX[@REV]`, by default the revision of now; nothing holds it to that yet; may be repeated")
-	cmd.Flags().BoolVar(&key, "key", false, "make a key that is good for this session alone and ends with it, in NAME.nk of this folder")
+	cmd.Flags().StringArrayVar(&pins, "pin", nil, "note in the session that it is meant for `INDEX[@REV]`, by default the current revision; calls do not depend on it yet; may be repeated")
+	cmd.Flags().BoolVar(&key, "key", false, "make a key for this session alone, which ends with it, in NAME.nk of this folder")
 	cmd.Flags().SortFlags = false
 	return cmd
 }

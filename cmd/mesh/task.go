@@ -77,7 +77,7 @@ func (a *app) taskSubmit() *cobra.Command {
 		RunE: runE(func(ctx context.Context, args []string) error {
 			tool := subjects.ToolID(args[0])
 			if err := tool.Validate(); err != nil {
-				return usage(nil, "%q is no tool id: %s", tool, err.Error())
+				return usage(nil, "%q is not a tool id: %s", tool, err.Error())
 			}
 			g, err := a.arguments(ctx, args[1:])
 			if err != nil {
@@ -191,7 +191,7 @@ func (a *app) taskRemove() *cobra.Command {
 	var older time.Duration
 	cmd := &cobra.Command{
 		Use: "rm [TASK]", Short: "Remove tasks that have ended", Args: takes(0, 1, "a task, or none for all that have ended"),
-		Long: "Remove a task that has ended, or all of the session that have, with their results. A schedule stays while a\ntask that it has made goes on.",
+		Long: "Remove an ended task, or all ended tasks of the session, with their results. A schedule stays until its last\ntask has ended.",
 		PreRunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 && (state != "" || older != 0) {
 				return usage(cmd, "a task and --state or --older: name one task, or say which")

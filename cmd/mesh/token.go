@@ -82,11 +82,11 @@ func (a *app) tokenCreate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "create", Short: "Create a token of a session and print it",
 		Long: `Create a token of the session that --session names. A token is the seed of a NATS
-key: clients of the gateway send it as "Authorization: Bearer TOKEN", and saved in a
-file of mode 0600 it is what --nkey takes. It is printed once and kept nowhere.
+key: clients of the gateway send it as "Authorization: Bearer TOKEN", and --nkey takes
+it from a file of mode 0600. It is printed once and stored nowhere.
 
-With --tools or --read-only the NATS server itself lets the token call these tools
-alone, and make neither batches nor tasks. Its rights are renewed every 5 minutes.`,
+With --tools or --read-only the NATS server permits the token to call only these tools,
+without batches and tasks. Its rights are renewed every 5 minutes.`,
 		Example: "  mesh token create --session ann\n  mesh token create --session ann --tools 'weather.*,lab.bank.**' --read-only --rate 10/s --expires 30d --json",
 		Args:    nothing,
 		RunE: runE(func(ctx context.Context, _ []string) error {
@@ -118,14 +118,14 @@ alone, and make neither batches nor tasks. Its rights are renewed every 5 minute
 			})
 		}),
 	}
-	cmd.Flags().Func("tools", "let it call these tools alone: `GLOB,…`, where * stands for any text without a dot and ** for any", func(text string) (err error) {
+	cmd.Flags().Func("tools", "let it call only these tools: `GLOB,…`, where * stands for any text without a dot and ** for any", func(text string) (err error) {
 		if globs, err = subjects.ParseGlobs(text); err == nil && len(globs) == 0 {
 			err = errors.New("it names no tool")
 		}
 		return err
 	})
-	cmd.Flags().BoolVar(&readOnly, "read-only", false, "let it call tools alone that declare read_only")
-	cmd.Flags().Func("rate", "have gateways take so many calls with it: `N/s`, N/m or N/h (default any number)", func(text string) error {
+	cmd.Flags().BoolVar(&readOnly, "read-only", false, "let it call only tools that declare read_only")
+	cmd.Flags().Func("rate", "max calls with it at gateways: `N/s`, N/m or N/h (default no maximum)", func(text string) error {
 		rate = text
 		_, err := registry.ParseRate(text)
 		return err

@@ -45,13 +45,13 @@ func (a *app) upCommand() *cobra.Command {
 		Long: `Start a mesh on this machine: a NATS server with JetStream and an agent, in one
 process. When calls can be served it prints one line, ready nats=URL http=URL; then
 it runs until Ctrl-C, SIGTERM or mesh down, and lets its calls end first. Other
-commands find it by themselves. What is installed stays in the data folder.
+commands find it by themselves. Installed indexes stay in the data folder.
 
 HTTP and MCP clients find the tools at the second URL, unless --gateway-listen is off.
 
 The server has keys, in keys/ of the data folder; the commands of this user find
-them. Without a key a client may list and call tools in the session default, and
-nothing else. mesh node invite prints how another machine joins.`,
+them. Without a key a client may only list and call tools of the session default.
+mesh node invite prints the line by which another machine joins.`,
 		Example: "  mesh up -d\n  mesh install ./examples/indexes/weather\n  mesh call weather.forecast.today city=Oslo\n  mesh down",
 		Args:    nothing,
 		PreRunE: func(cmd *cobra.Command, _ []string) error { return f.check(cmd) },
@@ -67,7 +67,7 @@ nothing else. mesh node invite prints how another machine joins.`,
 	flags.SortFlags = false
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run in the background; returns when calls can be served")
 	flags.StringVar(&f.natsListen, "nats-listen", defaultListen, "`HOST:PORT` of the NATS server; port 0 takes a free one")
-	flags.BoolVar(&f.open, "open", false, "without keys: any program that reaches the server may do everything")
+	flags.BoolVar(&f.open, "open", false, "start it without keys: any program that reaches the server may do everything")
 	flags.DurationVar(&f.idle, "idle", 0, "stop after this time without a connected client (default never)")
 	settings.Bind(flags, &a.set.Node)
 	settings.Bind(flags, &a.set.Policy)

@@ -86,7 +86,7 @@ def test_failures(both: Any, large: Started) -> None:
     nothing_stays(large)
 
 
-def test_what_is_gone(large: Started) -> None:
+def test_missing_payloads_are_refused(large: Started) -> None:
     """A plain client's reference to nothing starts nothing."""
     async def ask(name: str) -> dict[str, Any]:
         nc = await nats.connect(large.url)

@@ -26,7 +26,7 @@ assert not came
 """
 
 
-def test_what_a_tool_blocks_does_not_come_to_the_thread():
+def test_blocked_signals_do_not_reach_the_thread():
     ended = subprocess.run(
         [sys.executable, "-c", BLOCKED], env={**os.environ, "PYTHONPATH": str(SOURCE)},
         capture_output=True, text=True, timeout=60, check=False,

@@ -60,7 +60,7 @@ def test_annotations(schema, expected):
     assert annotation(schema, {"Node": node}) == expected
 
 
-def test_what_the_worker_says_of_types_comes_back():
+def test_types_of_the_description_become_annotations():
     from toolmesh._core import schema
 
     def tool(a: int, b: str | None, c: bytes, d: datetime.datetime, e: uuid.UUID, f: decimal.Decimal,

@@ -107,7 +107,7 @@ def test_the_worker_uses_the_standard_library_alone():
             assert not one.startswith("/") or known, f"{name} imports {one[1:]}"
 
 
-def test_each_room_says_what_it_is_for_and_what_it_never_does():
+def test_each_room_has_a_docstring():
     rooms = {name.split(".")[1] for name in WORKER if "." in name}
     assert rooms == set(ROOMS)
     for room in ["_client", "_host", "_adapters", *(f"_worker.{one}" for one in rooms - {"entry", "mesh"})]:

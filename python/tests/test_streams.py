@@ -30,7 +30,7 @@ class Deaf:
         await asyncio.Event().wait()
 
 
-def test_a_cancel_that_is_lost_comes_again() -> None:
+def test_a_lost_cancel_is_sent_again() -> None:
     async def main() -> None:
         link = Deaf()
         call = Call("default", "a.b", b"{}", "rpc_stream_1")
@@ -45,7 +45,7 @@ def test_a_cancel_that_is_lost_comes_again() -> None:
 
 
 @pytest.mark.parametrize("text", ["²", "٣", "9" * 5000, "-1", "+1", "1_0", ""])
-def test_numbers_in_headers_that_are_none(text: str) -> None:
+def test_headers_without_valid_numbers(text: str) -> None:
     """A node of somebody else's may write anything: it is an error of the protocol, not one of this program."""
     def message(**headers: str) -> Any:
         return SimpleNamespace(subject="a", data=b"", headers={f"Mesh-{key}": one for key, one in headers.items()})

@@ -307,7 +307,7 @@ func TestStructuredContentFitsTheOutputSchema(t *testing.T) {
 		return d
 	}())
 	if _, err := r.StructuredContent(json.RawMessage(`{"a"`)); toolmesh.CodeOf(err) != toolmesh.CodeProtocolError {
-		t.Errorf("a result that is no JSON: %v", err)
+		t.Errorf("a result that is not JSON: %v", err)
 	}
 }
 

@@ -284,7 +284,7 @@ func (p *Pool) runPlain(ctx context.Context, j *job) (ctxEnded bool, refused err
 	return ctxEnded, refused
 }
 
-// runCoroutine makes a call of a coroutine; results as of runPlain.
+// runCoroutine makes a call of a coroutine. Its results are those of runPlain.
 func (p *Pool) runCoroutine(ctx context.Context, j *job) (ctxEnded bool, refused error) {
 	done := ctx.Done()
 	for {

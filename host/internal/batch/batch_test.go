@@ -216,7 +216,7 @@ func outcome(results []client.BatchResult) []string {
 	return all
 }
 
-// Results come in the order of the calls, whatever becomes of them, on any topology and
+// Results come in the order of the calls, whether these succeed or fail, on any topology and
 // by any key; one that fails hurts no other.
 func TestResultsInCallOrder(t *testing.T) {
 	t.Parallel()

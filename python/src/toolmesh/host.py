@@ -223,7 +223,7 @@ class _Offered:
         if name is None and self.name in ("", "<lambda>"):
             self.name = f"tool_{uuid.uuid4()}"
         if not isinstance(self.name, str) or not _NAME.match(self.name):
-            raise ValueError(f"the name of a tool cannot be {self.name!r}: it is text without dots and spaces")
+            raise ValueError(f"{self.name!r} cannot be a tool's name: it is text without dots and spaces")
         names.token(self.name)
         known = Annotations.__annotations__
         unknown = set(annotations) - set(known)

@@ -155,7 +155,7 @@ def unreachable(where: str, failure: BaseException) -> errors.MeshError:
     """The error of a server that cannot be reached, or refuses the connection."""
     text = str(failure) or type(failure).__name__
     if "authorization" in text.lower() or "authentication" in text.lower():
-        return refused("permission_denied", f"the NATS server at {where} does not let us in: {text}. "
+        return refused("permission_denied", f"the NATS server at {where} refuses the connection: {text}. "
                                             "Set MESH_NATS_NKEY, MESH_NATS_CREDS or MESH_NATS_CONTEXT")
     if isinstance(failure, (ValueError, ImportError)):
         return refused("invalid_request", f"{where}: {text}")

@@ -191,7 +191,7 @@ class Connection:
                         await subscription.unsubscribe()
                     continue
             return
-        raise refused("permission_denied", f"the key may hear none of the inboxes {', '.join(prefixes)}: "
+        raise refused("permission_denied", f"the key may subscribe to none of the inboxes {', '.join(prefixes)}: "
                                            "the key of a session is used with that session")
 
     async def close(self) -> None:
@@ -224,7 +224,7 @@ class Connection:
         for one in self.pending.values():  # it refuses one by one, in the order in which they were sent
             if one.subject == subject and one.error is None and not one.messages and one.sign == one.asked:
                 one.fail(refused("permission_denied", f"the NATS server does not permit publishing to {subject}: "
-                                                      "a session of somebody else needs its key"))
+                                                      "another session needs its own key"))
                 break
 
     async def _disconnected(self) -> None:
@@ -655,7 +655,7 @@ class Connection:
         finally:
             one.close()
         if not isinstance(answer, dict):
-            raise errors.error("protocol_error", f"the answer on {where} is no object", origin="caller")
+            raise errors.error("protocol_error", f"the answer on {where} is not an object", origin="caller")
         return answer
 
     async def registry(

@@ -219,7 +219,7 @@ async def save(link: Link, session: str, value: typing.Any, path: str | os.PathL
     if isinstance(value, files.File):
         value = value.sent
     if not files.refers(value):
-        raise TypeError(f"this stands for no file: {value!r:.80}")
+        raise TypeError(f"this is not a file of the mesh: {value!r:.80}")
     where = os.fspath(path)
     if os.path.isdir(where):
         where = os.path.join(where, files.base_name(value))

@@ -297,7 +297,7 @@ def _parsed(msg: str) -> tuple[str, Mapping[str, Any] | None]:
     if isinstance(kwargs, str):
         kwargs = llm_parse_json(kwargs)
     if not isinstance(kwargs, dict):
-        raise ValueError(f"Failed to parse JSON from text {msg}: kwargs is no object")
+        raise ValueError(f"Failed to parse JSON from text {msg}: kwargs is not an object")
     return name, kwargs
 
 

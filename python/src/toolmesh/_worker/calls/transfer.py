@@ -67,7 +67,7 @@ def store(file: File) -> dict[str, JSON]:
     with open(descriptor, "rb", buffering=0) as opened:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
-            raise TypeError(f"is a File that is no plain file: {file.path}")
+            raise TypeError(f"is a File that is not a regular file: {file.path}")
         (ident,) = link.file("put", json.dumps({"size": about.st_size}).encode())
         name = ident.decode()
         while piece := opened.read(_PIECE):

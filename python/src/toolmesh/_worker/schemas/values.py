@@ -475,7 +475,7 @@ def _member(path: str, key: object) -> str:
 
 def no_constant(name: str) -> Any:
     """Refuses NaN and infinities as numbers."""
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 _text = json.JSONEncoder(ensure_ascii=False).encode  # bound now: a tool may replace functions of json
