@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"sync"
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/tinylib/msgp/msgp"
@@ -73,8 +74,10 @@ func appendPacked(to []byte, dec *jsontext.Decoder) []byte {
 // beyond 9999; so are bytes after the value. With an error it returns the part that was read. most
 // bounds the result, in bytes; 0 does not. Beyond it the error is payload_too_large.
 func Unpack(body []byte, most int) ([]byte, error) {
-	var to bytes.Buffer
-	u := unpacker{to: jsontext.NewEncoder(&to), rest: body, most: int64(most)}
+	to := bytes.NewBuffer(make([]byte, 0, len(body)+len(body)/2))
+	u := unpacker{to: encoders.Get().(*jsontext.Encoder), rest: body, most: int64(most)} //nolint:forcetypeassert // it holds nothing else
+	u.to.Reset(to)
+	defer encoders.Put(u.to)
 	err := u.value()
 	if err == nil && len(u.rest) > 0 {
 		err = fmt.Errorf("%d bytes follow the value", len(u.rest))
@@ -93,6 +96,8 @@ func Unpack(body []byte, most int) ([]byte, error) {
 	return bytes.TrimSuffix(to.Bytes(), []byte("\n")), err
 }
 
+var encoders = sync.Pool{New: func() any { return new(jsontext.Encoder) }}
+
 type unpacker struct {
 	to   *jsontext.Encoder // which refuses repeated keys and text that is not UTF-8
 	rest []byte
@@ -110,8 +115,13 @@ func (u *unpacker) value() (err error) {
 	switch kind := msgp.NextType(u.rest); kind {
 	case msgp.StrType:
 		var text []byte
-		text, u.rest, err = msgp.ReadStringZC(u.rest)
-		token = jsontext.String(string(text))
+		if text, u.rest, err = msgp.ReadStringZC(u.rest); err == nil {
+			text, err = jsontext.AppendQuote(u.to.AvailableBuffer(), text)
+		}
+		if err != nil {
+			return err
+		}
+		return u.to.WriteValue(text)
 	case msgp.BinType:
 		var raw []byte
 		raw, u.rest, err = msgp.ReadBytesZC(u.rest)
