@@ -40,7 +40,7 @@ func TestCallIsShownAndCancelledByItsID(t *testing.T) {
 	defer a.Body.Close()
 	<-r.ran
 	rpc := a.Header.Get("Mesh-Rpc-Id")
-	if got := r.do(t, "GET", "/v1/calls/"+rpc, "", nil); got.status != 200 || got.body != `{"rpc_id":"`+rpc+`","state":"running","tool":"lab.count","node":"n1"}`+"\n" {
+	if got := r.do(t, "GET", "/v1/calls/"+rpc, "", nil); got.status != 200 || got.body != `{"node":"n1","rpc_id":"`+rpc+`","state":"running","tool":"lab.count"}`+"\n" {
 		t.Errorf("%d %s", got.status, got.body)
 	}
 	// Another session does not see it.

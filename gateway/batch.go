@@ -47,7 +47,7 @@ func (q *request) batch() (any, error) {
 		} `json:"calls"`
 		Parallel bool `json:"parallel"`
 	}
-	if err := q.read(&in); err != nil {
+	if err := q.read(&in, `{"calls":[{"tool":"ID","args":{},"timeout":"5s"}],"parallel":false}`); err != nil {
 		return nil, err
 	}
 	calls := make([]client.BatchCall, len(in.Calls))
@@ -236,7 +236,7 @@ func (q *request) toolCalls() (any, error) {
 		Provider string            `json:"provider"`
 		Calls    []json.RawMessage `json:"calls"`
 	}
-	if err := q.read(&in); err != nil {
+	if err := q.read(&in, `{"provider":"openai","calls":[{}]}`); err != nil {
 		return nil, err
 	}
 	p, ok := providers[in.Provider]

@@ -76,8 +76,7 @@ administrator's key.`,
 					case follow:
 						return live(ctx, l, subject, show)
 					default:
-						return toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh keeps no audit: start mesh up, or an agent, with --audit (MESH_AUDIT), or follow the calls that end from now on (-f)").
-							WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+						return refused(toolmesh.OriginMesh, toolmesh.CodeUnavailable, "the mesh keeps no audit: start mesh up, or an agent, with --audit (MESH_AUDIT), or follow the calls that end from now on (-f)")
 					}
 				}
 				if !follow {
@@ -122,7 +121,7 @@ var auditColumns = []string{"TIME", "SESSION", "KEY", "TOOL", "NODE", "OUTCOME",
 
 func auditRow(e codec.CallEvent) []string {
 	return []string{
-		e.Time.Local().Format(time.DateTime), string(e.Session), cmp.Or(e.Key, "-"), string(e.Tool), string(e.Node),
+		localTime(e.Time), string(e.Session), cmp.Or(e.Key, "-"), string(e.Tool), string(e.Node),
 		cmp.Or(string(e.Code), e.Status), strconv.FormatFloat(e.DurationMS, 'f', 1, 64), string(e.RPCID),
 	}
 }

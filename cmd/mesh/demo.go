@@ -112,7 +112,7 @@ var story = []act{
 	}},
 	{"Fail well: a failing tool differs from a failing mesh, and nothing hangs", []command{
 		{args: []string{"call", "lab.bank.withdraw", "account=bob", "amount=20"}, status: process.StatusFailed, want: "InsufficientFunds"},
-		{args: []string{"call", "lab.bank.withdraw", "account=bob", "amount=much"}, status: process.StatusUsage, want: "whole number"},
+		{args: []string{"call", "lab.bank.withdraw", "account=bob", "amount=much"}, status: process.StatusUsage, want: "integer"},
 		{args: []string{"call", "lab.timing.slow", "seconds=60", "--timeout=500ms"}, status: process.StatusFailed, want: "time"},
 		{args: []string{"call", "wether.forecast.today"}, status: process.StatusMesh, want: "weather.forecast.today"},
 	}},

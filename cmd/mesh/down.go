@@ -43,7 +43,7 @@ or --data-dir. Calls in flight end first; installed indexes stay.`,
 
 func (a *app) findUp(dir string) (connect.Record, error) {
 	none := func(format string, args ...any) (connect.Record, error) {
-		return connect.Record{}, toolmesh.Errorf(toolmesh.CodeUnavailable, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+		return connect.Record{}, refused(toolmesh.OriginCaller, toolmesh.CodeUnavailable, format, args...)
 	}
 	if dir != "" {
 		dir, err := filepath.Abs(dir)

@@ -77,6 +77,11 @@ func (a *app) status(ctx context.Context, err error) int {
 	return process.Status(e.Code)
 }
 
+// refused returns an error of a call or a change that has not begun.
+func refused(origin toolmesh.Origin, code toolmesh.Code, format string, args ...any) error {
+	return toolmesh.Errorf(code, format, args...).WithOrigin(origin).WithStarted(toolmesh.StartedNo)
+}
+
 // placed marks an error as raised in this process, unless it has an origin. With these codes no
 // call has begun; with other codes that is unknown.
 func placed(e *toolmesh.Error) *toolmesh.Error {

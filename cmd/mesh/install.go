@@ -215,13 +215,10 @@ func (a *app) variables(env map[string]string, given []string) (_ map[string]str
 		if _, twice := env[name]; twice {
 			return nil, nil, usage(nil, "%s is given twice", name)
 		}
-		if !typed {
-			if !slices.ContainsFunc(a.env, func(e string) bool { return strings.HasPrefix(e, name+"=") }) {
-				return nil, nil, usage(nil, "--env %s: your environment has no such variable", name)
-			}
-			value = connect.Lookup(a.env, name)
-		} else {
+		if typed {
 			literal = append(literal, name)
+		} else if value, typed = connect.LookupEnv(a.env, name); !typed {
+			return nil, nil, usage(nil, "--env %s: your environment has no such variable", name)
 		}
 		if !utf8.ValidString(name) || !utf8.ValidString(value) {
 			return nil, nil, usage(nil, "--env %s: the variable is not UTF-8", strings.ToValidUTF8(name, "�"))
@@ -362,21 +359,22 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 		a.say(map[string]any{"job": job}, job)
 		return nil
 	}
-	if f.dryRun && done.Plan != nil {
-		if a.json {
-			a.printJSON(struct {
-				*deploy.Plan
-				Warnings []string `json:"warnings,omitempty"`
-			}{done.Plan, done.Warnings})
-			return nil
-		}
+	if !a.json {
 		for _, w := range done.Warnings {
 			fmt.Fprintf(a.err, "mesh: warning: %s\n", w)
 		}
+	}
+	switch {
+	case f.dryRun && done.Plan != nil && a.json:
+		a.printJSON(struct {
+			*deploy.Plan
+			Warnings []string `json:"warnings,omitempty"`
+		}{done.Plan, done.Warnings})
+		return nil
+	case f.dryRun && done.Plan != nil:
 		a.facts(planFacts(done.Plan)...)
 		return nil
-	}
-	if done.Index == "" {
+	case done.Index == "":
 		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the agent's answer does not say what is installed")
 	}
 	c := l.client
@@ -386,9 +384,6 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 	inventory.Listed(ctx, c, done.Tools)
 	if a.json {
 		return nil
-	}
-	for _, w := range done.Warnings {
-		fmt.Fprintf(a.err, "mesh: warning: %s\n", w)
 	}
 	for _, u := range done.Unavailable {
 		fmt.Fprintf(a.err, "mesh: %s is not served: %s\n", u.ID, u.Reason)

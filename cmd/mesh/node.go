@@ -40,8 +40,7 @@ func (a *app) nodes() noun[inventory.Node] {
 			if len(known) > 0 {
 				are = "nodes are " + strings.Join(known, ", ")
 			}
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "there is no node %q; %s", id, are).
-				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+			return refused(toolmesh.OriginMesh, toolmesh.CodeUnavailable, "there is no node %q; %s", id, are)
 		},
 		columns: []string{"NODE", "STATE", "CALLS", "QUEUED", "WAITING", "VERSION", "SANDBOX", "LABELS", "INDEXES"},
 		row: func(n inventory.Node) []string {
@@ -162,9 +161,8 @@ callers send. Send it over a private channel.`,
 				return toolmesh.Errorf(toolmesh.CodeInternal, "the address of the mesh: %w", err)
 			}
 			if loopback(r.Listen) {
-				return toolmesh.Errorf(toolmesh.CodeUnavailable,
-					"the mesh at %s listens on this machine alone: start it with mesh up --nats-listen 0.0.0.0:%s", r.URL, port).
-					WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+				return refused(toolmesh.OriginCaller, toolmesh.CodeUnavailable,
+					"the mesh at %s listens on this machine alone: start it with mesh up --nats-listen 0.0.0.0:%s", r.URL, port)
 			}
 			if listen, _, _ := net.SplitHostPort(r.Listen); listen == "" || net.ParseIP(listen).IsUnspecified() {
 				if host, err = os.Hostname(); err != nil {

@@ -45,6 +45,14 @@ func tokenOf(r registry.TokenRecord) token {
 	return t
 }
 
+// until returns for people when the token expires.
+func (t token) until() string {
+	if t.Expires == nil {
+		return "never"
+	}
+	return localTime(*t.Expires)
+}
+
 func (a *app) tokens() noun[token] {
 	return noun[token]{
 		a: a, name: "token", one: "a token", plural: "tokens",
@@ -59,17 +67,12 @@ func (a *app) tokens() noun[token] {
 			return all
 		},
 		missing: func(id string, _ []string) error {
-			return toolmesh.Errorf(toolmesh.CodeNotFound, "no token %q is good: mesh token ls lists those that are", id).
-				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+			return refused(toolmesh.OriginMesh, toolmesh.CodeNotFound, "no token %q is good: mesh token ls lists those that are", id)
 		},
 		none:    "no token was made, or all were revoked or have expired; mesh token create makes one",
 		columns: []string{"TOKEN", "SESSION", "TOOLS", "READ-ONLY", "RATE", "EXPIRES"},
 		row: func(t token) []string {
-			expires := "never"
-			if t.Expires != nil {
-				expires = t.Expires.Local().Format(time.DateTime)
-			}
-			return []string{t.ID, string(t.Session), cmp.Or(strings.Join(t.Tools, ","), "all"), strconv.FormatBool(t.ReadOnly), cmp.Or(t.Rate, "-"), expires}
+			return []string{t.ID, string(t.Session), cmp.Or(strings.Join(t.Tools, ","), "all"), strconv.FormatBool(t.ReadOnly), cmp.Or(t.Rate, "-"), t.until()}
 		},
 	}
 }
@@ -109,11 +112,7 @@ without batches and tasks. Its rights are renewed every 5 minutes.`,
 					return nil
 				}
 				fmt.Fprintln(a.out, seed)
-				until := ""
-				if made.Expires != nil {
-					until = ", until " + made.Expires.Local().Format(time.DateTime)
-				}
-				fmt.Fprintf(a.err, "this is token %s of session %s%s; mesh token revoke %s ends it\n", r.ID, r.Session, until, r.ID)
+				fmt.Fprintf(a.err, "this is token %s of session %s; mesh token revoke %s ends it; expires: %s\n", r.ID, r.Session, r.ID, made.until())
 				return nil
 			})
 		}),

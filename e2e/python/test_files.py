@@ -92,7 +92,7 @@ def test_files_outside_of_given_folders_are_refused(both: Any, document: pathlib
             both.run("save", gone, tmp_path)
     with pytest.raises(FileNotFoundError):
         both.call("files.files.digest", {"document": File(tmp_path / "none")})
-    with pytest.raises(TypeError, match="no file"):
+    with pytest.raises(TypeError, match="not a file"):
         both.run("save", {"a": 1}, tmp_path)
 
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -66,7 +67,8 @@ type SessionKeys struct {
 	store  *registry.Store
 	sub    *nats.Subscription
 	wrong  rate.Sometimes
-	quit   chan struct{}
+	ctx    context.Context // ends with Stop
+	stop   context.CancelFunc
 	wg     sync.WaitGroup
 	work   errgroup.Group // answers
 
@@ -80,9 +82,10 @@ type SessionKeys struct {
 func Serve(ctx context.Context, nc *nats.Conn, issuer *access.Issuer, o Options) (*SessionKeys, error) {
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	k := &SessionKeys{
-		issuer: issuer, opts: o, quit: make(chan struct{}), clients: make(map[uint64]string),
+		issuer: issuer, opts: o, clients: make(map[uint64]string),
 		wrong: rate.Sometimes{Interval: time.Minute},
 	}
+	k.ctx, k.stop = context.WithCancel(context.Background())
 	k.work.SetLimit(answersAtOnce)
 	var err error
 	if k.bus, err = bus.New(nc, &bus.Options{Logger: o.Logger}); err != nil {
@@ -121,7 +124,7 @@ func (k *SessionKeys) open(ctx context.Context, nc *nats.Conn) error {
 // Stop ends it. Admitted connections stay until their renewal.
 func (k *SessionKeys) Stop() {
 	_ = k.sub.Unsubscribe()
-	close(k.quit)
+	k.stop()
 	k.wg.Wait()
 	_ = k.work.Wait()
 	k.view.Close()
@@ -185,7 +188,7 @@ func (k *SessionKeys) narrow(known registry.Key) (exact subjects.Globs, tools []
 	routes, _ := view.List(known.Session, "", 0)
 	routes = slices.DeleteFunc(routes, func(r registry.Route) bool { return !listed.Match(r.ID) || r.Digest == "" })
 	if known.ReadOnly {
-		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+		ctx, cancel := context.WithTimeout(k.ctx, readTimeout)
 		defer cancel()
 		digests := make([]string, len(routes))
 		for i, r := range routes {
@@ -213,14 +216,7 @@ func (k *SessionKeys) narrow(known registry.Key) (exact subjects.Globs, tools []
 
 // follow ends the connections of sessions that are over.
 func (k *SessionKeys) follow() {
-	ticker := time.NewTicker(keyLook)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-		case <-k.quit:
-			return
-		}
+	for wake.After(k.ctx, keyLook) {
 		k.mu.Lock() // not while they are looked at, as logins wait for it
 		clients := maps.Clone(k.clients)
 		k.mu.Unlock()

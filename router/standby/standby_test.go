@@ -218,7 +218,7 @@ func TestSessionsShareThePlaces(t *testing.T) {
 		r.awaits(n + 1)
 	}
 	for _, session := range []string{"made-up-2", "default"} {
-		if e := failure(t, <-request(session)); e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo || !strings.Contains(e.Message, "its part") {
+		if e := failure(t, <-request(session)); e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo || !strings.Contains(e.Message, "its share") {
 			t.Errorf("one more of session %s: %+v", session, e)
 		}
 	}

@@ -263,7 +263,7 @@ func TestMeshFollowsItsFileOfIndexes(t *testing.T) {
 
 	// A file that is broken changes nothing.
 	r.write(t, entry(second, `rev = "v2"`)+"[[index\n")
-	r.fails(t, "", toolmesh.CodeInvalidRequest, "no TOML")
+	r.fails(t, "", toolmesh.CodeInvalidRequest, "not TOML")
 	r.answers(t, "idx.t.f", `"said 2"`)
 	r.answers(t, "second.t.f", `"none 1"`)
 
@@ -375,7 +375,7 @@ func TestATypoInAnEntryThatIsServedIsLogged(t *testing.T) {
 	r.agent(t, "one", nil)
 	idx := repository(t, "idx")
 	r.write(t, entry(idx, `rev = "v1"`))
-	log := &told{slog.DiscardHandler, "not kept in full", make(chan struct{}, 1)}
+	log := &told{slog.DiscardHandler, "some entries of the file of indexes are not installed", make(chan struct{}, 1)}
 	r.keep(t, log)
 	r.is(t, "idx", registry.DeclaredInstalled)
 	r.write(t, entry(idx, `revv = "v2"`))
