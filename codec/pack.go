@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"sync"
+	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/tinylib/msgp/msgp"
@@ -74,110 +74,76 @@ func appendPacked(to []byte, dec *jsontext.Decoder) []byte {
 // beyond 9999; so are bytes after the value. With an error it returns the part that was read. most
 // bounds the result, in bytes; 0 does not. Beyond it the error is payload_too_large.
 func Unpack(body []byte, most int) ([]byte, error) {
-	to := bytes.NewBuffer(make([]byte, 0, len(body)+len(body)/2))
-	u := unpacker{to: encoders.Get().(*jsontext.Encoder), rest: body, most: int64(most)} //nolint:forcetypeassert // it holds nothing else
-	u.to.Reset(to)
-	defer encoders.Put(u.to)
-	err := u.value()
-	if err == nil && len(u.rest) > 0 {
-		err = fmt.Errorf("%d bytes follow the value", len(u.rest))
+	u := unpacker{to: make([]byte, 0, len(body)+len(body)/2), rest: body, most: most}
+	if err := u.value(0); err != nil {
+		return u.to, err
 	}
-	for u.to.StackDepth() > 0 { // the part that was read
-		kind, n := u.to.StackIndex(u.to.StackDepth())
-		end := jsontext.EndArray
-		if kind == '{' {
-			end = jsontext.EndObject
-		}
-		if kind == '{' && n%2 == 1 {
-			_ = u.to.WriteToken(jsontext.Null)
-		}
-		_ = u.to.WriteToken(end)
+	if len(u.rest) > 0 {
+		return u.to, fmt.Errorf("%d bytes follow the value", len(u.rest))
 	}
-	return bytes.TrimSuffix(to.Bytes(), []byte("\n")), err
+	return u.to, nil
 }
-
-var encoders = sync.Pool{New: func() any { return new(jsontext.Encoder) }}
 
 type unpacker struct {
-	to   *jsontext.Encoder // which refuses repeated keys and text that is not UTF-8
-	rest []byte
-	most int64 // bytes of the result; 0: as many as it has
+	to, rest []byte
+	most     int // of to; 0: as it comes
 }
 
-func (u *unpacker) value() (err error) {
-	switch {
-	case u.to.StackDepth() > maxPackDepth:
+func (u *unpacker) value(depth int) (err error) {
+	if depth > maxPackDepth {
 		return fmt.Errorf("it is nested more than %d deep", maxPackDepth)
-	case u.most > 0 && u.to.OutputOffset() > u.most:
+	}
+	if u.most > 0 && len(u.to) > u.most {
 		return errInflated
 	}
-	token := jsontext.Null
 	switch kind := msgp.NextType(u.rest); kind {
 	case msgp.StrType:
-		var text []byte
-		if text, u.rest, err = msgp.ReadStringZC(u.rest); err == nil {
-			text, err = jsontext.AppendQuote(u.to.AvailableBuffer(), text)
-		}
-		if err != nil {
-			return err
-		}
-		return u.to.WriteValue(text)
+		return u.text()
 	case msgp.BinType:
 		var raw []byte
-		raw, u.rest, err = msgp.ReadBytesZC(u.rest)
-		token = jsontext.String(base64.StdEncoding.EncodeToString(raw))
-	case msgp.MapType, msgp.ArrayType:
-		return u.values(kind == msgp.MapType)
+		if raw, u.rest, err = msgp.ReadBytesZC(u.rest); err == nil {
+			u.to = append(base64.StdEncoding.AppendEncode(append(u.to, '"'), raw), '"')
+		}
+	case msgp.MapType:
+		return u.object(depth)
+	case msgp.ArrayType:
+		var n uint32
+		if n, u.rest, err = msgp.ReadArrayHeaderBytes(u.rest); err != nil {
+			return err
+		}
+		u.to = append(u.to, '[')
+		for i := range n {
+			if i > 0 {
+				u.to = append(u.to, ',')
+			}
+			if err := u.value(depth + 1); err != nil {
+				return err
+			}
+		}
+		u.to = append(u.to, ']')
 	case msgp.IntType:
 		var n int64
 		n, u.rest, err = msgp.ReadInt64Bytes(u.rest)
-		token = jsontext.Int(n)
+		u.to = strconv.AppendInt(u.to, n, 10)
 	case msgp.UintType:
 		var n uint64
 		n, u.rest, err = msgp.ReadUint64Bytes(u.rest)
-		token = jsontext.Uint(n)
+		u.to = strconv.AppendUint(u.to, n, 10)
 	case msgp.Float32Type, msgp.Float64Type:
 		return u.float(kind)
 	case msgp.BoolType:
 		var is bool
 		is, u.rest, err = msgp.ReadBoolBytes(u.rest)
-		token = jsontext.Bool(is)
+		u.to = strconv.AppendBool(u.to, is)
 	case msgp.NilType:
 		u.rest, err = msgp.ReadNilBytes(u.rest)
+		u.to = append(u.to, "null"...)
 	case msgp.InvalidType:
 		return fmt.Errorf("%d bytes before the end there is no value", len(u.rest))
 	default:
 		return u.timestamp()
 	}
-	if err != nil {
-		return err
-	}
-	return u.to.WriteToken(token)
-}
-
-// values reads a list, or the keys and values of an object.
-func (u *unpacker) values(object bool) error {
-	begin, end, read, each := jsontext.BeginArray, jsontext.EndArray, msgp.ReadArrayHeaderBytes, 1
-	if object {
-		begin, end, read, each = jsontext.BeginObject, jsontext.EndObject, msgp.ReadMapHeaderBytes, 2
-	}
-	n, rest, err := read(u.rest)
-	if err != nil {
-		return err
-	}
-	u.rest = rest
-	if err := u.to.WriteToken(begin); err != nil {
-		return err
-	}
-	for i := range each * int(n) {
-		if object && i%2 == 0 && msgp.NextType(u.rest) != msgp.StrType {
-			return fmt.Errorf("a key of an object is not text")
-		}
-		if err := u.value(); err != nil {
-			return err
-		}
-	}
-	return u.to.WriteToken(end)
+	return err
 }
 
 // timestamp reads the one extension type that JSON has a form for. NextType does not tell it
@@ -195,11 +161,12 @@ func (u *unpacker) timestamp() error {
 		return err
 	}
 	u.rest = rest
-	return u.to.WriteToken(jsontext.String(string(text)))
+	u.to = append(append(append(u.to, '"'), text...), '"')
+	return nil
 }
 
 func (u *unpacker) float(kind msgp.Type) (err error) {
-	n, bits, form := 0.0, 64, byte('f')
+	n, bits := 0.0, 64
 	if n, u.rest, err = msgp.ReadFloat64Bytes(u.rest); kind == msgp.Float32Type {
 		bits = 32
 	}
@@ -209,12 +176,59 @@ func (u *unpacker) float(kind msgp.Type) (err error) {
 	if err != nil {
 		return err
 	}
+	from, form := len(u.to), byte('f')
 	if size := math.Abs(n); size != 0 && (size < 1e-6 || size >= 1e21) {
 		form = 'e'
 	}
-	text := strconv.AppendFloat(nil, n, form, -1, bits)
-	if !bytes.ContainsAny(text, ".e") {
-		text = append(text, ".0"...) // a double stays one
+	u.to = strconv.AppendFloat(u.to, n, form, -1, bits)
+	if !bytes.ContainsAny(u.to[from:], ".e") {
+		u.to = append(u.to, ".0"...) // a double stays one
 	}
-	return u.to.WriteValue(text)
+	return nil
+}
+
+func (u *unpacker) text() error {
+	text, rest, err := msgp.ReadStringZC(u.rest)
+	if err != nil {
+		return err
+	}
+	if !utf8.Valid(text) {
+		return fmt.Errorf("it holds text that is not UTF-8")
+	}
+	u.rest = rest
+	u.to, err = jsontext.AppendQuote(u.to, text)
+	return err
+}
+
+func (u *unpacker) object(depth int) error {
+	n, rest, err := msgp.ReadMapHeaderBytes(u.rest)
+	if err != nil {
+		return err
+	}
+	u.rest = rest
+	u.to = append(u.to, '{')
+	seen := make(map[string]bool)
+	for i := range n {
+		if i > 0 {
+			u.to = append(u.to, ',')
+		}
+		if msgp.NextType(u.rest) != msgp.StrType {
+			return fmt.Errorf("a key of an object is not text")
+		}
+		from := len(u.to)
+		if err := u.text(); err != nil {
+			return err
+		}
+		key := string(u.to[from:])
+		if seen[key] {
+			return fmt.Errorf("the key %.100s is there twice", key)
+		}
+		seen[key] = true
+		u.to = append(u.to, ':')
+		if err := u.value(depth + 1); err != nil {
+			return err
+		}
+	}
+	u.to = append(u.to, '}')
+	return nil
 }
