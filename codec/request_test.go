@@ -299,6 +299,24 @@ func TestRefusalEchoesTheID(t *testing.T) {
 	}
 }
 
+// A session's name is one token, also with dots in it: the header has the real name of each hashed token.
+func TestHashedSessionWithDots(t *testing.T) {
+	t.Parallel()
+	session := subjects.SessionID(strings.Repeat("a", 25) + "." + strings.Repeat("b", 20))
+	text, err := subjects.Tool(session, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := subjects.Parse(text)
+	if err != nil || !subjects.IsHashed(string(s.Session)) {
+		t.Fatalf("%s: %v; want a hashed session", text, err)
+	}
+	call := Call{RPCID: "r", Session: session, Tool: "x"}
+	if r, refusal := ParseRequest(s, call.Header(), nil); refusal != nil || r.Session != session {
+		t.Errorf("got %q, %v, want %q", r.Session, refusal, session)
+	}
+}
+
 // Names that travel hashed are told apart by the headers that carry them.
 func TestHashedNames(t *testing.T) {
 	t.Parallel()
