@@ -286,7 +286,7 @@ func TestInterruptedInstall(t *testing.T) {
 	if got := exitStatus(install.Wait()); got != 130 {
 		t.Errorf("exit status %d, want 130", got)
 	}
-	for _, part := range []string{"the agent goes on with the install (job_", "mesh uninstall slow ends it or takes it back"} {
+	for _, part := range []string{"the agent goes on with the install (job_", "mesh uninstall slow ends it or removes the index"} {
 		if !strings.Contains(said.text(), part) {
 			t.Errorf("it says %q, want %q in it", said.text(), part)
 		}
