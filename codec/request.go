@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"math"
 	"strconv"
 	"strings"
@@ -298,9 +299,10 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 	return nil
 }
 
+// parseInt reads a whole number of at least so much; one beyond 64 bits is the last that they have.
 func parseInt(name, v string, least int64) (int64, error) {
 	n, err := strconv.ParseInt(strings.TrimSpace(v), 10, 64)
-	if err != nil || n < least {
+	if err != nil && !errors.Is(err, strconv.ErrRange) || n < least {
 		return 0, invalid("header %s is %q: it is a whole number", name, v)
 	}
 	return n, nil

@@ -69,6 +69,9 @@ func TestParsePlainRequest(t *testing.T) {
 		"a repetition from the beginning of time": {h("Mesh-Rpc-Id", "r", "Mesh-Again", "9223372036854775807"), `{"city":"Oslo"}`, base(func(r *Request) {
 			r.RPCID, r.IsAgain, r.Again = "r", true, toolmesh.MaxTime
 		})},
+		"a budget beyond 64 bits": {h("Mesh-Timeout-Ms", "99999999999999999999"), `{"city":"Oslo"}`, base(func(r *Request) {
+			r.HasTimeout, r.Timeout = true, toolmesh.MaxTime
+		})},
 		"a budget beyond any clock": {h("Mesh-Timeout-Ms", "9223372036854775807"), `{"city":"Oslo"}`, base(func(r *Request) {
 			r.HasTimeout, r.Timeout = true, toolmesh.MaxTime
 		})},

@@ -122,7 +122,7 @@ func FuzzInputOfWorkers(f *testing.F) {
 		f.Skip(why)
 	}
 	setup := fmt.Sprintf(`{"root":%[1]q,"cwd":%[1]q,"paths":[%[1]q],"tools":["t.f"],"exclude":{},"secrets":null,"sandbox":"none","folder":"","adopt":{"environ":"","executable":%[2]q,"argv":[%[2]q,"-I","-c",%[3]q,%[4]q]}}`,
-		spec.SourceDir, spec.Env.Python, python.Bootstrap("confined()"), files)
+		spec.SourceDir, spec.Env.Python, python.Bootstrap("zygote", "confined()"), files)
 	fork := `{"kind":"sync","limit":1000,"isolation":"warm","limits":{}}`
 	for _, typ := range []frame.Type{frame.Setup, frame.Fork, frame.Become, frame.Call, 0, 99} {
 		f.Add(frame.Append(nil, frame.Header{Type: typ}, []byte(setup)))
@@ -131,7 +131,7 @@ func FuzzInputOfWorkers(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		proc, err := spawner.Start(sandbox.Command{
-			Path: spec.Env.Base, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), files},
+			Path: spec.Env.Base, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("zygote", "main(sys.argv[2])"), files},
 			Env: []string{"PATH=/usr/bin:/bin"}, Dir: dir,
 			Sandbox: tool.SandboxGuard, // with mounts of its own, at any level
 		})

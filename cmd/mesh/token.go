@@ -126,7 +126,7 @@ without batches and tasks. Its rights are renewed every 5 minutes.`,
 	cmd.Flags().BoolVar(&readOnly, "read-only", false, "let it call only tools that declare read_only")
 	cmd.Flags().Func("rate", "max calls with it at gateways: `N/s`, N/m or N/h (default no maximum)", func(text string) error {
 		rate = text
-		_, err := registry.ParseRate(text)
+		_, _, err := registry.ParseRate(text)
 		return err
 	})
 	durationFlag(cmd, &lasts, "expires", time.Second, "end it after this `TIME`, such as 720h or 30d (default never)")

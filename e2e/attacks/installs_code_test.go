@@ -60,7 +60,7 @@ func (t *installTable) environments() {
 			"{id}evil-1.data/data/toolmesh-files.json":                                          "{}",
 			"{id}evil-1.data/data/lib/python{minor}/site-packages/_toolmesh_worker/__init__.py": "{probe start}\n",
 		}},
-		{"modules of it named as the worker's", map[string]string{"_toolmesh_worker/__init__.py": "{probe start}\n", "_toolmesh_worker/entry.py": "{probe start}\n", "toolmesh/__init__.py": "{probe start}\n"}},
+		{"modules of it named as the worker's", map[string]string{"_toolmesh_worker/__init__.py": "{probe start}\n", "_toolmesh_worker/startup/__init__.py": "{probe start}\n", "_toolmesh_worker/startup/zygote.py": "{probe start}\n", "toolmesh/__init__.py": "{probe start}\n"}},
 	} {
 		r := t.recipe(recipe{name: one.what, files: fresh("{id}evil"), prepare: dependency(one.files), everywhere: one.files["a.pth"] != "" || strings.Contains(one.what, "standard library")})
 		t.row(area, one.what, by, confined, r, unconfined())

@@ -550,7 +550,7 @@ func (c *attempted) probe(where string, acts ...string) string {
 			"environment": c.data + "/executor/envs/*/lib/*/site-packages/victimlib/__init__.py", "home": c.data + "/homes/victim/kept",
 		},
 		"write": map[string]string{
-			"worker": c.data + "/executor/worker/_toolmesh_worker/entry.py", "source": c.data + "/indexes/victim/*/v.py", "environment": c.data + "/executor/envs/*/lib/*/site-packages/victimlib/__init__.py",
+			"worker": c.data + "/executor/worker/_toolmesh_worker/startup/zygote.py", "source": c.data + "/indexes/victim/*/v.py", "environment": c.data + "/executor/envs/*/lib/*/site-packages/victimlib/__init__.py",
 		},
 	}
 	text, err := json.Marshal(at)

@@ -78,7 +78,7 @@ def test_a_file_that_is_missing(changed: Callable[..., str], name: str) -> None:
 @pytest.mark.parametrize(("more", "message"), [
     ({"key": None}, "one of cert and key"), ({"cert": None}, "one of cert and key"),
     ({"ca": str(FILES / "client-key.pem")}, "client-key.pem holds no certificates"),
-    ({"key": str(FILES / "ca-key.pem")}, "not a certificate and its key"),
+    ({"key": str(FILES / "ca-key.pem")}, "is not the certificate of"),
     ({"url": "ws://127.0.0.1:1"}, "in the clear"),
 ])
 def test_invalid_tls_files_are_refused(changed: Callable[..., str], more: dict[str, Any], message: str) -> None:

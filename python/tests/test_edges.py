@@ -9,7 +9,7 @@ import pytest
 
 from tests.shaped import Bounds, of
 from toolmesh._worker.schemas import schema
-from toolmesh._worker.schemas.docstring import parse, returned
+from toolmesh._worker.schemas.docstring import parse
 from toolmesh._worker.schemas.values import Mismatch
 
 
@@ -162,7 +162,7 @@ def test_docstrings_of_further_arguments_and_results():
     ("Does it.", ""),
 ])
 def test_docstrings_of_results(doc, text):
-    assert returned(inspect.cleandoc(doc)) == text
+    assert parse(inspect.cleandoc(doc))[2] == text
 
 
 def test_a_section_beside_the_quotes():
@@ -173,4 +173,4 @@ def test_a_section_beside_the_quotes():
                of them
         """
 
-    assert parse(inspect.getdoc(function)) == ("", {"a": "first", "b": "second of them"})
+    assert parse(inspect.getdoc(function)) == ("", {"a": "first", "b": "second of them"}, "")

@@ -14,8 +14,8 @@ TOKEN, ODD, QUOTED, SHORT = json.loads(FORMS.read_text())["secrets"]
 
 @pytest.fixture(autouse=True)
 def _forms(monkeypatch):
-    for name, value in (("_known", set()), ("_pattern", None), ("_edges", {})):
-        monkeypatch.setattr(redaction, name, value)
+    for name in ("_pattern", "_parts"):
+        monkeypatch.setattr(redaction, name, None)
     redaction.use(json.loads(FORMS.read_text())["forms"])
 
 

@@ -112,7 +112,9 @@ type job struct {
 	to      *worker
 	crowded bool // that worker has many other calls
 
-	budget *rate.Limiter // of its output in frames; guarded by the worker's logMu
+	// Of its output in frames: the rate that is passed on, and the bytes beyond it. Guarded by the worker's logMu.
+	budget  *rate.Limiter
+	dropped int
 
 	// Guarded by update.
 	worker  *worker // the same as to, while the worker has the call

@@ -165,7 +165,7 @@ def _tls(name: str, said: dict[str, Any]) -> ssl.SSLContext | None:
         try:
             made.load_cert_chain(files["cert"], files["key"], password=_no_password)  # else it asks the terminal
         except ssl.SSLError as failure:
-            raise ValueError(f"{files['cert']} and {files['key']} are not a certificate and its key: {failure}") from None
+            raise ValueError(f"{files['cert']} is not the certificate of {files['key']}: {failure}") from None
     return made
 
 

@@ -14,16 +14,13 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from .. import FOLDER
 from ..schemas import redaction
+from ..schemas.values import Mismatch, NotSerializable
 from ..state import limits
+from ..wire.frames import JSON
 from .errors import MeshError
-
-if TYPE_CHECKING:
-    from ..schemas.values import Mismatch, NotSerializable
-    from ..wire.frames import JSON
 
 _MESSAGE = 16 * 1024
 _STACK = 48 * 1024

@@ -23,12 +23,10 @@ import sys
 import uuid
 from collections import abc
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..wire.frames import JSON
 from . import files
-
-if TYPE_CHECKING:
-    from ..wire.frames import JSON
 
 _BUILT_IN, _SLOT = type(dict[str, int]().items), type(list.__iter__)  # types of methods written in C
 _SCALARS = frozenset((str, int, float, bool, type(None)))
