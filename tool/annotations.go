@@ -285,7 +285,7 @@ func (l Limits) Check() error {
 var durations = jsonv2.JoinOptions(
 	jsonv2.WithMarshalers(jsonv2.MarshalFunc(func(d time.Duration) ([]byte, error) { return json.Marshal(d.String()) })),
 	jsonv2.WithUnmarshalers(jsonv2.UnmarshalFunc(func(data []byte, d *time.Duration) error {
-		var text string
+		text := "0s" // for null
 		if err := json.Unmarshal(data, &text); err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package tool_test
 
 import (
 	"encoding/json"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -302,6 +303,25 @@ func TestNearest(t *testing.T) {
 	}
 	if got := tool.Nearest(strings.Repeat("x", 1<<20), ids, 2); got != nil {
 		t.Errorf("Nearest of a megabyte: %q", got)
+	}
+}
+
+// A program in another language may write what it does not declare as null.
+func TestAnnotationsOfNullAreUndeclared(t *testing.T) {
+	t.Parallel()
+	var a tool.Annotations
+	const nulls = `{"streaming":null,"parallel_safe":null,"resource_key":null,"lane_scope":null,"timeout":null,"cache_ttl":null,"isolation":null,` +
+		`"sandbox":null,"concurrency":null,"limits":{"cpu_time":null,"memory":null,"pids":null},"results":null,"new":1}`
+	if err := json.Unmarshal([]byte(nulls), &a); err != nil || !reflect.DeepEqual(a, tool.Annotations{}) {
+		t.Errorf("%+v, %v", a, err)
+	}
+	if err := json.Unmarshal([]byte(`{"limits":null}`), &a); err != nil || !a.Limits.IsZero() {
+		t.Errorf("%+v, %v", a, err)
+	}
+	for _, bad := range []string{`{"timeout":2}`, `{"timeout":"soon"}`, `{"limits":{"memory":"much"}}`, `{"sandbox":"tight"}`, `{"concurrency":-1}`} {
+		if err := json.Unmarshal([]byte(bad), &a); err == nil {
+			t.Errorf("%s is read as %+v", bad, a)
+		}
 	}
 }
 
