@@ -12,6 +12,7 @@ import (
 	"time"
 
 	jsonv2 "github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/toolmesh/toolmesh"
 )
@@ -281,15 +282,16 @@ func (l Limits) Check() error {
 	return nil
 }
 
-// durations are Go duration text in JSON.
+// durations are Go duration text in JSON; the text is otherwise read as it is elsewhere on the wire.
 var durations = jsonv2.JoinOptions(
+	jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true),
 	jsonv2.WithMarshalers(jsonv2.MarshalFunc(func(d time.Duration) ([]byte, error) { return json.Marshal(d.String()) })),
 	jsonv2.WithUnmarshalers(jsonv2.UnmarshalFunc(func(data []byte, d *time.Duration) error {
-		text := "0s" // for null
-		if err := json.Unmarshal(data, &text); err != nil {
+		var text *string
+		if err := json.Unmarshal(data, &text); err != nil || text == nil { // null declares nothing
 			return err
 		}
-		v, err := time.ParseDuration(text)
+		v, err := time.ParseDuration(*text)
 		*d = min(v, toolmesh.MaxTime)
 		return err
 	})))
@@ -328,7 +330,7 @@ type annotationsJSON struct {
 func (a Annotations) MarshalJSON() ([]byte, error) {
 	w := annotationsJSON{plainAnnotations: plainAnnotations(a)}
 	if a.ParallelSafe || a.Alone {
-		w.ParallelSafe = &a.ParallelSafe
+		w.ParallelSafe = new(!a.Alone)
 	}
 	return jsonv2.Marshal(w, durations)
 }

@@ -154,6 +154,9 @@ func (d *Descriptor) Digest() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if _, bad := scan(data, nil, nil); bad != nil {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the descriptor of tool %q is not JSON: %w", d.ID, bad)
+	}
 	text, err := canonical(data, true)
 	if err != nil {
 		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the descriptor of tool %q is not JSON: %w", d.ID, err)

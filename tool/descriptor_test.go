@@ -191,6 +191,18 @@ func TestDescriptorCheck(t *testing.T) {
 	}
 }
 
+// Readers in other languages have bounds: a descriptor beyond ours has no digest, so none is read from the store.
+func TestDescriptorBeyondTheBoundsHasNoDigest(t *testing.T) {
+	t.Parallel()
+	for _, value := range []string{strings.Repeat("[", 400) + strings.Repeat("]", 400), strings.Repeat("1", 5000)} {
+		d := forecast()
+		d.Metadata = json.RawMessage(`{"x":` + value + `}`)
+		if digest, err := d.Digest(); err == nil {
+			t.Errorf("%.20s… has digest %s", value, digest)
+		}
+	}
+}
+
 func TestAnnotationsJSON(t *testing.T) {
 	t.Parallel()
 	var a tool.Annotations
@@ -202,6 +214,14 @@ func TestAnnotationsJSON(t *testing.T) {
 	}
 	if err := json.Unmarshal([]byte(`{"resource_key":"db"}`), &a); err != nil || !cmp.Equal(a.ResourceKey.Parts, []string{"db"}) {
 		t.Errorf("text: %+v, %v", a, err)
+	}
+	// Fields are read as in frames: null declares nothing, of a repeated one the last counts, unknown ones say nothing.
+	lax := `{"timeout":null,"limits":{"cpu_time":null},"concurrency":2,"concurrency":3,"later":{"a":1,"a":"\ud800"}}`
+	if err := json.Unmarshal([]byte(lax), &a); err != nil || !cmp.Equal(a, tool.Annotations{Concurrency: 3}) {
+		t.Errorf("%s: %+v, %v", lax, a, err)
+	}
+	if data, err := json.Marshal(tool.Annotations{ParallelSafe: true, Alone: true}); err != nil || string(data) != `{"parallel_safe":false}` {
+		t.Errorf("the narrower of two declarations: %s, %v", data, err)
 	}
 	for data, message := range map[string]string{
 		`{"isolation":"x"}`:      "must be one of warm, session, fork, fresh",

@@ -228,7 +228,7 @@ func wholeKind(k reflect.Kind) bool { return k >= reflect.Int && k <= reflect.Ui
 
 func (in *inference) field(f field, where string) object {
 	s := in.schema(f.typ, where+"."+f.name)
-	if f.quoted {
+	if f.quoted && len(s) > 0 { // empty: refused
 		s[0].value = "string"
 		s = s[:1]
 		if f.typ.Kind() == reflect.Pointer { // a nil one is not quoted

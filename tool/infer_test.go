@@ -146,7 +146,11 @@ func TestSchemaForRefuses(t *testing.T) {
 	type withMarshal struct {
 		M marshaler `json:"m"`
 	}
+	type withQuoted struct {
+		N number `json:"n,string"`
+	}
 	for want, typ := range map[string]reflect.Type{
+		"withQuoted.n":        reflect.TypeFor[withQuoted](),
 		"withFunc.in.F":       reflect.TypeFor[withFunc](),
 		"chan int":            reflect.TypeFor[chan int](),
 		"keys of type bool":   reflect.TypeFor[map[bool]int](),
@@ -163,6 +167,10 @@ func TestSchemaForRefuses(t *testing.T) {
 type marshaler struct{}
 
 func (marshaler) MarshalJSON() ([]byte, error) { return []byte(`1`), nil }
+
+type number int
+
+func (number) MarshalJSON() ([]byte, error) { return []byte(`1`), nil }
 
 // TestSchemaForAgreesWithJSON: the JSON that encoding/json writes for a value fits the
 // schema of its type.

@@ -119,7 +119,7 @@ func newCheck(doc any) (*check, []string, error) {
 			if !slices.Contains(warnings, warning) { // the library asks more than once
 				warnings = append(warnings, warning)
 			}
-			return anyText, nil
+			return anyText(pattern), nil
 		}
 		return re, nil
 	})
@@ -260,8 +260,12 @@ func broken(err error) error {
 		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 }
 
-// anyText replaces a pattern that Go's engine cannot express.
-var anyText = regexp.MustCompile("")
+// anyText replaces a pattern that Go's engine cannot express. Each is a value of its own: the library
+// has the patterns of names as keys.
+type anyText string
+
+func (a anyText) String() string        { return string(a) }
+func (anyText) MatchString(string) bool { return true }
 
 // schemaProblem shortens the library's report on a schema to its first cause.
 func schemaProblem(err error) error {

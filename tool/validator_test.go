@@ -323,6 +323,16 @@ func TestUnsupportedPatternWarns(t *testing.T) {
 	}
 }
 
+func TestUnsupportedPatternsOfNamesAreApart(t *testing.T) {
+	t.Parallel()
+	v := compile(t, `{"type":"object","patternProperties":{"^(?=a)":{"maximum":5},"^(?!b)":{"multipleOf":2}}}`)
+	for _, args := range []string{`{"a":6}`, `{"a":3}`} {
+		if v.Validate(json.RawMessage(args)) == nil {
+			t.Errorf("%s fits, as one pattern took the place of the other", args)
+		}
+	}
+}
+
 // TestValidateConcurrently is for the race detector as much as for its result.
 func TestValidateConcurrently(t *testing.T) {
 	t.Parallel()

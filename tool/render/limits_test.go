@@ -94,6 +94,16 @@ func TestOlderDialectsAreWrittenInToday(t *testing.T) {
 	}
 }
 
+// A bound of draft-04 that is not exclusive says nothing: the tool stays strict.
+func TestFalseBoundOfDraft04(t *testing.T) {
+	t.Parallel()
+	r := rendered(t, render.OpenAI, one(`{"$schema":"http://json-schema.org/draft-04/schema#","type":"object","required":["a"],
+		"properties":{"a":{"type":"integer","minimum":0,"exclusiveMinimum":false}},"additionalProperties":false}`))
+	if !r.Strict || len(r.Notes) > 0 {
+		t.Errorf("strict %v, notes %q", r.Strict, r.Notes)
+	}
+}
+
 func TestOmittedSchemaPartsAreNoted(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -176,6 +176,7 @@ func (r *reader) schema(o *object, root bool) *object {
 		switch {
 		case key == "$ref":
 			r.reference(out, value)
+		case strings.HasPrefix(key, "exclusiveM") && value == false: // of draft-04: it says nothing
 		case oldWords[key], strings.HasPrefix(key, "exclusiveM") && isBool(value): // of draft-04
 			r.out.notes.add("", "%s is left out: it is checked when the tool is called", key)
 		case r.old && o.has("$ref") && !annotationWords[key]:
