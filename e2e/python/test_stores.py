@@ -472,7 +472,7 @@ def test_folders_of_the_caller(mesh: Mesh, tmp_path: pathlib.Path, monkeypatch: 
     index = Index([folder], env_var={folder: {"PLACE": "./data"}}, mesh=mesh)
     assert index.execute("a.where") == str(tmp_path / "data"), "relative to where the caller is"
     others = os.geteuid() == 0  # tools of an agent of root have users of their own
-    assert ("PLACE names a folder that the tools cannot write" in caplog.text) is others
+    assert ("the tools cannot write the folder that the variable PLACE names" in caplog.text) is others
     assert not others or 'paths=["DIR:rw"]' in caplog.text
     caplog.clear()
     index = Index([folder], env_var={folder: {"PLACE": "./data"}}, paths={folder: ["data:rw"]}, mesh=mesh)
