@@ -3,6 +3,7 @@
 import base64
 import json
 import pathlib
+import random
 
 import pytest
 
@@ -37,6 +38,14 @@ def test_text_around_a_secret_stays() -> None:
     both = base64.b64encode(f"user:{TOKEN}:{TOKEN}".encode()).decode()
     assert redaction.text(both).startswith("dXNlcj") and redaction.text(both).count("***") == 2
     assert redaction.text(f"{SHORT}! is none of a{SHORT}b") == f"***! is none of a{SHORT}b"
+
+
+def test_a_text_is_redacted_as_by_the_whole_pattern() -> None:
+    forms = json.loads(FORMS.read_text())["forms"]["texts"]
+    draw = random.Random(5)
+    for _ in range(2000):
+        said = "".join(draw.choice([*forms, SHORT, "a", "/", " ", "é", draw.choice(forms)[1:]]) for _ in range(6))
+        assert redaction.text(said) == redaction._pattern.sub(redaction.MARK, said)
 
 
 @pytest.mark.parametrize("write", [str, repr, json.dumps, lambda one: json.dumps(one, ensure_ascii=False),

@@ -15,7 +15,7 @@ from ..wire.frames import JSON
 MARK = "***"  # replaces a secret; the same as on the Go side
 
 _pattern: re.Pattern[str] | None = None  # the agent's
-_parts: re.Pattern[str] | None = None  # found in what _pattern matches, and much faster
+_parts: re.Pattern[str] | None = None  # the texts in its matches, at their beginning or behind one character
 
 
 def use(forms: dict[str, JSON] | None) -> None:
@@ -27,8 +27,20 @@ def use(forms: dict[str, JSON] | None) -> None:
 
 
 def text(value: str) -> str:
-    """value without secrets."""
-    return value if _pattern is None or _parts is None or not _parts.search(value) else _pattern.sub(MARK, value)
+    """value without secrets. It is _pattern.sub, which alone takes ten times as long for each character."""
+    if _pattern is None or _parts is None:
+        return value
+    kept: list[str] = []
+    done = at = 0  # what is before done is kept or replaced
+    while near := _parts.search(value, at):
+        at = near.start()
+        found = _pattern.match(value, max(at - 1, done)) or _pattern.match(value, at)
+        if found is None:
+            at += 1  # the text is a part of a longer word
+            continue
+        kept += (value[done : found.start()], MARK)
+        done = at = found.end()
+    return "".join((*kept, value[done:])) if kept else value
 
 
 def tree(value: Any) -> Any:
