@@ -101,6 +101,7 @@ func New(b *bus.Bus, subject string, boot subjects.BootID, opts *Options) *Prese
 func (p *Presence) Start(ctx context.Context) error {
 	err := p.acquire(ctx)
 	for errors.Is(err, registry.ErrRunning) && passes(err) && ctx.Err() == nil {
+		p.log.Warn("it is unknown whether another process has the node id: it is listened for again", slog.String("error", err.Error()))
 		err = p.acquire(ctx) // the other may only be frozen: nothing is served in its name
 	}
 	if err != nil {
