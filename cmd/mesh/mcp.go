@@ -94,7 +94,7 @@ rest of the file stays as it is, comments too, and FILE.bak has what was there b
 			}
 			given, _ := mcpView(cmd.Flags())
 			if a.serverFlag {
-				given = append(given, "--server="+a.set.NATSURL)
+				given = append(given, "--server="+a.set.URL)
 			}
 			if a.sessionGiven {
 				given = append(given, "--session="+a.set.Session.Session)
