@@ -56,7 +56,7 @@ func (s *Starter) NewGroup(cfg Config) *Group {
 	g := &Group{
 		Config: cfg, starter: s, all: map[*zygote]struct{}{},
 		command: sandbox.Command{
-			Path: cfg.Base, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), s.opts.Files},
+			Path: cfg.Base, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("zygote", "main(sys.argv[2])"), s.opts.Files},
 			Env: environ, Dir: "/", Sandbox: cfg.Setup.Sandbox,
 		},
 		unfit: unfitFor(cfg.Env),
@@ -64,7 +64,7 @@ func (s *Starter) NewGroup(cfg Config) *Group {
 	g.Setup.Exclude, g.Setup.Secrets, g.Setup.User = map[string]string{}, cfg.Redact.Forms(), cfg.User.IDs()
 	g.Setup.Adopt = &adoption{
 		Environ: []byte(strings.Join(cfg.Env, "\x00")), Executable: cfg.Python,
-		Argv: []string{cfg.Python, "-I", "-X", "utf8", "-c", python.Bootstrap("confined()"), s.opts.Files},
+		Argv: []string{cfg.Python, "-I", "-X", "utf8", "-c", python.Bootstrap("zygote", "confined()"), s.opts.Files},
 	}
 	if g.unfit != "" {
 		g.Logger.Debug("the index starts an interpreter of its own", slog.String("reason", g.unfit))
