@@ -5,6 +5,6 @@
 // round runs every side, so that noise of the machine affects all. The output is the median round;
 // ratios are computed within a round before their median.
 //
-// It is a measurement, not a test: its status is 0 unless -check is given. It must never be
+// It is a measurement, not a test: its status is 0 whatever the figures are. It must never be
 // imported, and never print a figure that it has not measured.
 package main

@@ -75,23 +75,20 @@ func startGateway(ctx context.Context, args []string) (role, error) {
 	return role{do, served.URL() + " " + sdk.URL, func() { served.Stop(); sdk.Close(); end() }}, nil
 }
 
-func (p *plan) measureGateway(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
-	c, err := startChild(ctx, stderr, "gateway", s.broker.hello)
+func (p *plan) measureGateway(s *stage, r *result) error {
+	c, err := s.start("gateway", s.child("broker").hello)
 	if err != nil {
 		return err
 	}
 	defer c.end()
-	if _, err := s.caller.ask(request{Do: "web", Text: c.hello}); err != nil {
+	if _, err := s.child("caller").ask(request{Do: "web", Text: c.hello}); err != nil {
 		return err
 	}
-	for try := 0; ; try++ { // the registry may not have the tools yet
-		_, err := s.caller.ask(request{Do: "unary", Side: "list-page", N: 1})
-		if err == nil {
-			break
-		}
-		if try == 20 || pauseFor(ctx, time.Second) != nil {
-			return err
-		}
+	if err := retried(s.ctx, func() error { // the registry may not have the tools yet
+		_, err := s.child("caller").ask(request{Do: "unary", Side: "list-page", N: 1})
+		return err
+	}); err != nil {
+		return err
 	}
 	b := benchmark{name: "gateway"}
 	add := func(name string, r request) {

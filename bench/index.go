@@ -8,11 +8,10 @@ import (
 	"strings"
 )
 
-// The names of tools and indexes.
+// The names of the indexes.
 const (
-	goIndex     = "bill"
-	pyIndex     = "pybill"
-	pythonTools = 100 // in the Python index
+	goIndex = "bill"
+	pyIndex = "pybill"
 )
 
 // toolOf returns the id of a tool on a side of the mesh.
@@ -23,41 +22,31 @@ func toolOf(side, name string) string {
 	return pyIndex + ".bill." + name
 }
 
-// makeIndex writes a git repository with an index of pythonTools functions, two of which are
-// called, and returns its URL.
-func makeIndex(dir string) (string, error) {
-	dir = filepath.Join(dir, pyIndex)
-	var names, code strings.Builder
-	fmt.Fprintf(&code, "ITEM = %s\n\n", itemText)
-	code.WriteString(`def refund(order: str, amount: int) -> dict:
+// pyTools is the module of the Python index.
+const pyTools = "ITEM = " + itemText + `
+
+def refund(order: str, amount: int) -> dict:
     """Pay an order's amount back."""
     return {"order": order, "refunded": amount}
-
 
 def count(to: int):
     """Yield an item as often as asked."""
     for _ in range(to):
         yield ITEM
-`)
-	names.WriteString(`"bill.refund", "bill.count"`)
-	for i := 2; i < pythonTools; i++ {
-		fmt.Fprintf(&names, `, "bill.tool_%d"`, i)
-		fmt.Fprintf(&code, "\n\ndef tool_%d(text: str, times: int = 1, flag: bool = False) -> str:\n"+
-			"    \"\"\"Tool number %d repeats a text.\"\"\"\n    return text * times\n", i, i)
-	}
-	return "file://" + dir, makeRepository(dir, map[string]string{
-		"tools.toml": "[index]\ndescription = \"what the benchmark calls\"\ntools = [" + names.String() + "]\n",
-		"bill.py":    code.String(),
-	})
-}
+`
 
-func makeRepository(dir string, files map[string]string) error {
-	for name, text := range files {
+// makeIndex makes a git repository with an index of one module, and returns its URL.
+func makeIndex(dir, module, code string, tools ...string) (string, error) {
+	names := module + "." + strings.Join(tools, `", "`+module+".")
+	for name, text := range map[string]string{
+		"tools.toml":   "[index]\ndescription = \"what the benchmark calls\"\ntools = [\"" + names + "\"]\n",
+		module + ".py": code,
+	} {
 		if err := os.MkdirAll(dir, 0o750); err != nil {
-			return err
+			return "", err
 		}
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			return err
+			return "", err
 		}
 	}
 	for _, args := range [][]string{
@@ -68,8 +57,8 @@ func makeRepository(dir string, files map[string]string) error {
 		cmd := exec.Command("git", args...) //nolint:gosec // fixed arguments
 		cmd.Dir = dir
 		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("git %s: %w: %s", args[0], err, out)
+			return "", fmt.Errorf("git %s: %w: %s", args[0], err, out)
 		}
 	}
-	return nil
+	return "file://" + dir, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -55,10 +54,35 @@ func (l *loaded) rate() float64 { return float64(l.Served) / l.Took.Seconds() }
 
 // load makes calls at a rate for some seconds.
 func (c *caller) load(ctx context.Context, r request) (answer, error) {
+	call := func() (attempt time.Duration, node string, err error) {
+		res, err := c.mesh.Call(ctx, "load.load.work", nil, client.WithTimeout(loadTimeout))
+		if err != nil {
+			return 0, "", err
+		}
+		return res.Took, string(res.Node), nil
+	}
+	if r.Side == "plain" {
+		call = func() (attempt time.Duration, node string, err error) {
+			began := time.Now()
+			m, err := c.raw.RequestMsg(&nats.Msg{
+				Subject: "tools.default.load.load.work", Data: []byte(`{}`),
+				Header: nats.Header{"Mesh-Timeout-Ms": {fmt.Sprint(loadTimeout.Milliseconds())}},
+			}, loadTimeout+2*time.Second)
+			if err != nil {
+				return 0, "", err
+			}
+			if code := m.Header.Get("Mesh-Error-Code"); code != "" {
+				err = toolmesh.Errorf(toolmesh.Code(code), "%s", m.Data)
+			}
+			return time.Since(began), m.Header.Get("Mesh-Node"), err
+		}
+	}
 	var mu sync.Mutex
 	var l loaded
 	var all, attempts, others []time.Duration
-	note := func(began time.Time, attempt time.Duration, node string, err error) {
+	one := func() {
+		began := time.Now()
+		attempt, node, err := call()
 		took := time.Since(began)
 		mu.Lock()
 		defer mu.Unlock()
@@ -80,37 +104,11 @@ func (c *caller) load(ctx context.Context, r request) (answer, error) {
 			fmt.Fprintln(os.Stderr, err)
 		}
 	}
-	call := func() {
-		began := time.Now()
-		res, err := c.mesh.Call(ctx, "load.load.work", nil, client.WithTimeout(loadTimeout))
-		if err != nil {
-			note(began, 0, "", err)
-			return
-		}
-		note(began, res.Took, string(res.Node), nil)
-	}
-	if r.Side == "plain" {
-		call = func() {
-			began := time.Now()
-			m, err := c.raw.RequestMsg(&nats.Msg{
-				Subject: "tools.default.load.load.work", Data: []byte(`{}`),
-				Header: nats.Header{"Mesh-Timeout-Ms": {fmt.Sprint(loadTimeout.Milliseconds())}},
-			}, loadTimeout+2*time.Second)
-			node := ""
-			if err == nil {
-				node = m.Header.Get("Mesh-Node")
-				if code := m.Header.Get("Mesh-Error-Code"); code != "" {
-					err = toolmesh.Errorf(toolmesh.Code(code), "%s", m.Data)
-				}
-			}
-			note(began, time.Since(began), node, err)
-		}
-	}
 	var calls sync.WaitGroup
 	began := time.Now()
 	for n := range r.N * r.Callers {
 		time.Sleep(time.Until(began.Add(time.Duration(n) * time.Second / time.Duration(r.N))))
-		calls.Go(call)
+		calls.Go(one)
 	}
 	l.Took = time.Since(began)
 	calls.Wait()
@@ -130,71 +128,63 @@ func p99(of []time.Duration) time.Duration {
 // loading has the processes of these sections.
 type loading struct {
 	stage
-	python string
-	stderr io.Writer
-	agents []*child
+	nodes int
 }
 
-func (p *plan) startLoading(ctx context.Context, stderr io.Writer, dir string, nodes ...string) (*loading, error) {
-	s, err := start(ctx, stderr, dir, "", "broker", "caller")
-	l := &loading{stage: *s, stderr: stderr}
+// startLoading starts agents that serve the index. End the stage, also after an error.
+func startLoading(of *stage, dir string, nodes ...string) (*loading, error) {
+	l := &loading{stage: stage{ctx: of.ctx, stderr: of.stderr, dir: filepath.Join(of.dir, dir)}}
+	if _, err := l.startBroker(); err != nil {
+		return l, err
+	}
+	source, err := makeIndex(filepath.Join(l.dir, "load"), "load", loadTools, "work")
 	if err != nil {
 		return l, err
 	}
-	if l.python, err = benchPython(); err != nil {
-		return l, err
-	}
-	source := filepath.Join(dir, "load")
-	if err := makeRepository(source, map[string]string{
-		"tools.toml": "[index]\ndescription = \"what is loaded\"\ntools = [\"load.work\"]\n",
-		"load.py":    loadTools,
-	}); err != nil {
-		return l, err
-	}
 	for i, node := range nodes {
-		if err := l.join(ctx, node); err != nil {
+		if err := l.join(node); err != nil {
 			return l, err
 		}
 		if i == 0 {
-			if _, err := l.caller.ask(request{Do: "install", Text: "file://" + source}); err != nil {
+			if _, err := l.child("caller").ask(request{Do: "install", Text: source}); err != nil {
 				return l, err
 			}
 		}
 	}
-	return l, l.settled(ctx)
+	return l, l.settled()
 }
 
 // join starts an agent and returns once its index is served.
-func (l *loading) join(ctx context.Context, node string) error {
-	c, err := startChild(ctx, l.stderr, "agent", l.broker.hello, filepath.Join(l.dir, "nodes", node), node)
+func (l *loading) join(node string) error {
+	c, err := l.start("agent", l.child("broker").hello, filepath.Join(l.dir, "nodes", node), node)
 	if err != nil {
 		return err
 	}
-	l.all, l.agents = append(l.all, c), append(l.agents, c)
+	l.nodes++
 	_, err = c.ask(request{Do: "ready"})
 	return err
 }
 
 // settled waits until all workers run and every client knows the nodes.
-func (l *loading) settled(ctx context.Context) error {
+func (l *loading) settled() error {
 	for _, side := range loadSides {
-		if _, err := l.run(ctx, side, loadWorkers*len(l.agents)*8, 4); err != nil {
+		if _, err := l.run(side, loadWorkers*l.nodes*8, 4); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (l *loading) run(ctx context.Context, side string, rate, seconds int) (got loaded, err error) {
+func (l *loading) run(side string, rate, seconds int) (got loaded, err error) {
 	var text []byte
 	if side == "python" {
-		cmd := exec.CommandContext(ctx, l.python, filepath.Join("bench", "python", "load.py"), l.broker.hello, fmt.Sprint(rate), fmt.Sprint(seconds), fmt.Sprint(loadTimeout.Seconds())) //nolint:gosec // our own
-		cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join("python", "src"))
-		cmd.Stderr = l.stderr
-		text, err = cmd.Output()
+		var cmd *exec.Cmd
+		if cmd, err = l.program("load.py", l.child("broker").hello, fmt.Sprint(rate), fmt.Sprint(seconds), fmt.Sprint(loadTimeout.Seconds())); err == nil {
+			text, err = cmd.Output()
+		}
 	} else {
 		var a answer
-		a, err = l.caller.ask(request{Do: "load", Side: side, N: rate, Callers: seconds})
+		a, err = l.child("caller").ask(request{Do: "load", Side: side, N: rate, Callers: seconds})
 		text = []byte(a.Text)
 	}
 	if err != nil {
@@ -209,8 +199,8 @@ func (l *loading) run(ctx context.Context, side string, rate, seconds int) (got 
 const loadSeconds = 12
 
 // measureOverload calls one node at rates above its capacity.
-func (p *plan) measureOverload(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
-	l, err := p.startLoading(ctx, stderr, filepath.Join(s.dir, "overload"), "one")
+func (p *plan) measureOverload(s *stage, r *result) error {
+	l, err := startLoading(s, "overload", "one")
 	defer l.end()
 	if err != nil {
 		return err
@@ -219,7 +209,7 @@ func (p *plan) measureOverload(ctx context.Context, stderr io.Writer, s *stage, 
 	for _, side := range loadSides {
 		rates, peak := map[float64]float64{}, 0.0
 		for _, times := range []float64{0.9, 1.5, 2, 3, 5} {
-			got, err := l.run(ctx, side, int(times*float64(capacity)), loadSeconds)
+			got, err := l.run(side, int(times*float64(capacity)), loadSeconds)
 			if err != nil {
 				return err
 			}
@@ -246,27 +236,27 @@ func (p *plan) measureOverload(ctx context.Context, stderr io.Writer, s *stage, 
 }
 
 // measureSlow adds a node that is ten times slower to five others, at 60 % of their capacity.
-func (p *plan) measureSlow(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
-	l, err := p.startLoading(ctx, stderr, filepath.Join(s.dir, "slow-node"), "a", "b", "c", "d", "e")
+func (p *plan) measureSlow(s *stage, r *result) error {
+	l, err := startLoading(s, "slow-node", "a", "b", "c", "d", "e")
 	defer l.end()
 	if err != nil {
 		return err
 	}
-	rate := len(l.agents) * loadWorkers * int(time.Second/loadTakes) * 6 / 10
+	rate := l.nodes * loadWorkers * int(time.Second/loadTakes) * 6 / 10
 	without := map[string]loaded{}
 	for _, side := range loadSides {
-		if without[side], err = l.run(ctx, side, rate, loadSeconds); err != nil {
+		if without[side], err = l.run(side, rate, loadSeconds); err != nil {
 			return err
 		}
 	}
-	if err := l.join(ctx, slowNode); err != nil {
+	if err := l.join(slowNode); err != nil {
 		return err
 	}
-	if err := l.settled(ctx); err != nil {
+	if err := l.settled(); err != nil {
 		return err
 	}
 	for _, side := range loadSides {
-		got, err := l.run(ctx, side, rate, loadSeconds)
+		got, err := l.run(side, rate, loadSeconds)
 		if err != nil {
 			return err
 		}

@@ -31,7 +31,7 @@ const burstCallers = 64
 type benchmark struct {
 	name  string
 	sides []side
-	run   func(p *plan, ctx context.Context, stderr io.Writer, s *stage, r *result) error
+	run   func(p *plan, s *stage, r *result) error
 }
 
 // side is one side of a benchmark, with the request to its caller in a round.
@@ -86,9 +86,9 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	r := &result{Machine: machine(), rounds: p.Rounds, samples: make(map[string]map[string][]answer)}
-	s, err := startStage(ctx, stderr, dir)
+	s := &stage{ctx: ctx, stderr: stderr, dir: dir}
 	defer s.end()
-	if err != nil {
+	if err := s.startAll(); err != nil {
 		return nil, err
 	}
 	for _, b := range benchmarks {
@@ -97,7 +97,7 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 		}
 		fmt.Fprintf(stderr, "%s …\n", b.name)
 		if b.run != nil {
-			err = b.run(p, ctx, stderr, s, r)
+			err = b.run(p, s, r)
 		} else {
 			err = p.measure(s, b, r)
 		}
@@ -112,53 +112,26 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 	return r, nil
 }
 
+// stage has the processes of a measurement. End it, also after an error.
 type stage struct {
-	dir                              string
-	broker, raw, host, agent, caller *child
-	all                              []*child // in order of start
+	ctx    context.Context //nolint:containedctx // of one measurement
+	stderr io.Writer
+	dir    string
+	all    []*child // in order of start
 }
 
-// start starts processes, the broker first. End the stage even after an error.
-func start(ctx context.Context, stderr io.Writer, dir, node string, names ...string) (*stage, error) {
-	s := &stage{dir: dir}
-	into := map[string]**child{"broker": &s.broker, "raw": &s.raw, "host": &s.host, "agent": &s.agent, "caller": &s.caller}
-	for _, name := range names {
-		args := []string{filepath.Join(dir, name), "", ""}
-		if name != "broker" {
-			args = []string{s.broker.hello, filepath.Join(dir, name), node}
-		}
-		c, err := startChild(ctx, stderr, name, args...)
-		if err != nil {
-			return s, err
-		}
-		*into[name] = c
+// start starts a process that ends with the stage.
+func (s *stage) start(name string, args ...string) (*child, error) {
+	c, err := startChild(s.ctx, s.stderr, name, args...)
+	if err == nil {
 		s.all = append(s.all, c)
 	}
-	return s, nil
+	return c, err
 }
 
-// startStage starts the processes of most benchmarks.
-func startStage(ctx context.Context, stderr io.Writer, dir string) (*stage, error) {
-	s, err := start(ctx, stderr, dir, "bench-agent", "broker", "raw", "agent", "host", "caller")
-	if err != nil {
-		return s, err
-	}
-	source, err := makeIndex(dir)
-	if err != nil {
-		return s, err
-	}
-	if _, err := s.caller.ask(request{Do: "install", Text: source}); err != nil {
-		return s, err
-	}
-	// Warm every side, and let the caller learn the nodes.
-	for _, side := range []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython} {
-		for range 3 {
-			if _, err := s.caller.ask(request{Do: "burst", Side: side, N: 256, Callers: 4}); err != nil {
-				return s, err
-			}
-		}
-	}
-	return s, nil
+// child returns the first process of a name.
+func (s *stage) child(name string) *child {
+	return s.all[slices.IndexFunc(s.all, func(c *child) bool { return c.name == name })]
 }
 
 func (s *stage) end() {
@@ -167,17 +140,58 @@ func (s *stage) end() {
 	}
 }
 
+// startBroker starts a broker, and a caller that it serves.
+func (s *stage) startBroker() (broker string, err error) {
+	c, err := s.start("broker", filepath.Join(s.dir, "broker"), "", "")
+	if err == nil {
+		_, err = s.start("caller", c.hello)
+	}
+	if err != nil {
+		return "", err
+	}
+	return c.hello, nil
+}
+
+// startAll starts the processes of most benchmarks.
+func (s *stage) startAll() error {
+	broker, err := s.startBroker()
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"raw", "agent", "host"} {
+		if _, err := s.start(name, broker, filepath.Join(s.dir, name), "bench-agent"); err != nil {
+			return err
+		}
+	}
+	source, err := makeIndex(filepath.Join(s.dir, pyIndex), "bill", pyTools, "refund", "count")
+	if err != nil {
+		return err
+	}
+	if _, err := s.child("caller").ask(request{Do: "install", Text: source}); err != nil {
+		return err
+	}
+	// Warm every side, and let the caller learn the nodes.
+	for _, side := range []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython} {
+		for range 3 {
+			if _, err := s.child("caller").ask(request{Do: "burst", Side: side, N: 256, Callers: 4}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // measure runs each side once per round; the first round only warms up.
 func (p *plan) measure(s *stage, b benchmark, r *result) error {
 	r.samples[b.name] = make(map[string][]answer)
 	sides := slices.Clone(b.sides)
 	for round := range p.Rounds + 1 {
 		for _, side := range sides {
-			actor := s.caller
+			actor := "caller"
 			if side.raw {
-				actor = s.raw
+				actor = "raw"
 			}
-			one, err := actor.ask(side.ask(p))
+			one, err := s.child(actor).ask(side.ask(p))
 			if err != nil {
 				return fmt.Errorf("%s: %w", side.name, err)
 			}
@@ -192,16 +206,16 @@ func (p *plan) measure(s *stage, b benchmark, r *result) error {
 
 // measureBefore compares the calls/s of plain callers of a Python tool with those of another
 // version of this project. Its processes run next to ours, with rounds alternating.
-func (p *plan) measureBefore(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
+func (p *plan) measureBefore(s *stage, r *result) error {
 	if p.Before == "" {
 		return nil
 	}
 	ours := executable
 	executable = func() (string, error) { return p.Before, nil }
 	defer func() { executable = ours }()
-	before, err := startStage(ctx, stderr, filepath.Join(s.dir, "before"))
+	before := &stage{ctx: s.ctx, stderr: s.stderr, dir: filepath.Join(s.dir, "before")}
 	defer before.end()
-	if err != nil {
+	if err := before.startAll(); err != nil {
 		return err
 	}
 	var now, then []answer
@@ -210,7 +224,7 @@ func (p *plan) measureBefore(ctx context.Context, stderr io.Writer, s *stage, r 
 			*stage
 			into *[]answer
 		}{{s, &now}, {before, &then}} {
-			a, err := side.caller.ask(request{Do: "burst", Side: sidePlainPython, N: p.Burst, Callers: burstCallers})
+			a, err := side.child("caller").ask(request{Do: "burst", Side: sidePlainPython, N: p.Burst, Callers: burstCallers})
 			if err != nil {
 				return err
 			}

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
 // rolePrefix is the prefix of the first argument of a child process.
@@ -118,6 +120,15 @@ func together(n, callers int, do func() error) (answer, error) {
 	}
 	err := group.Wait()
 	return answer{Took: time.Since(began), Ops: each * callers}, err
+}
+
+// retried does something that soon succeeds, up to 20 times.
+func retried(ctx context.Context, do func() error) error {
+	for try := 0; ; try++ {
+		if err := do(); err == nil || try == 20 || !wake.After(ctx, time.Second) {
+			return err
+		}
+	}
 }
 
 type child struct {

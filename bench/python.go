@@ -2,10 +2,8 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,20 +30,29 @@ func benchPython() (string, error) {
 	return python, err
 }
 
-// measurePython runs the program and reads its rows.
-func (p *plan) measurePython(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
+// program is one of the programs in Python.
+func (s *stage) program(name string, args ...string) (*exec.Cmd, error) {
 	python, err := benchPython()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	root, err := filepath.Abs(".")
 	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(s.ctx, python, append([]string{filepath.Join(root, "bench", "python", name)}, args...)...) //nolint:gosec // our own
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "python", "src"))
+	cmd.Stderr = s.stderr
+	return cmd, nil
+}
+
+// measurePython runs the program and reads its rows.
+func (p *plan) measurePython(s *stage, r *result) error {
+	cmd, err := s.program("bench.py", "--url", s.child("broker").hello,
+		"--go", toolOf(sideGo, "refund"), "--python", toolOf(sidePython, "refund"))
+	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, python, filepath.Join(root, "bench", "python", "bench.py"), "--url", s.broker.hello,
-		"--go", toolOf(sideGo, "refund"), "--python", toolOf(sidePython, "refund"), "--bin", filepath.Join(root, "bin", "mesh"))
-	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "python", "src"))
-	cmd.Stderr = stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
@@ -61,7 +68,7 @@ func (p *plan) measurePython(ctx context.Context, stderr io.Writer, s *stage, r 
 			Least             bool
 		}
 		if err := json.Unmarshal(lines.Bytes(), &row); err != nil {
-			fmt.Fprintln(stderr, lines.Text()) // output of a peer
+			fmt.Fprintln(s.stderr, lines.Text()) // output of a peer
 			continue
 		}
 		var limit *bound

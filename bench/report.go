@@ -143,10 +143,6 @@ func millis(ns float64) string { return fmt.Sprintf("%.0f", ns/1e6) }
 
 func perSecond(rate float64) string { return fmt.Sprintf("%.0f/s", rate) }
 
-func (r *result) missed() bool {
-	return slices.ContainsFunc(r.Lines, func(l line) bool { return l.Verdict == "MISSED" })
-}
-
 func (r *result) print(w io.Writer) {
 	fmt.Fprintf(w, "%s\nmedian of up to %d rounds; a ratio is ours/raw within a round; in brackets the goal, the rest a regression would break\n\n", r.Machine, r.rounds)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
 // scale is a mesh of many nodes on a cluster of three brokers.
@@ -81,20 +83,10 @@ func runScale(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 type hall struct {
 	scale
 	stage
-	ctx     context.Context //nolint:containedctx // of one measurement
-	stderr  io.Writer
 	urls    string
 	brokers []*child
 	nodes   []*child
 	lines   []line
-}
-
-func (h *hall) start(name string, args ...string) (*child, error) {
-	c, err := startChild(h.ctx, h.stderr, name, args...)
-	if err == nil {
-		h.all = append(h.all, c)
-	}
-	return c, err
 }
 
 func (h *hall) say(what, figure, must string) {
@@ -107,7 +99,7 @@ func (s *scale) run(ctx context.Context, stderr io.Writer) (_ []line, err error)
 	if err != nil {
 		return nil, err
 	}
-	h := &hall{scale: *s, stage: stage{dir: dir}, ctx: ctx, stderr: stderr}
+	h := &hall{scale: *s, stage: stage{ctx: ctx, stderr: stderr, dir: dir}}
 	defer func() {
 		h.end()
 		_ = os.RemoveAll(dir)
@@ -179,12 +171,10 @@ func (h *hall) populate() error {
 	if err := h.calls("3 nodes"); err != nil {
 		return err
 	}
-	began := time.Now()
 	if _, err := h.nodes[0].ask(request{Do: "sessions", N: h.Sessions}); err != nil {
 		return err
 	}
-	h.say(fmt.Sprintf("%d sessions created", h.Sessions), time.Since(began).Round(time.Millisecond).String(), "")
-	began = time.Now()
+	began := time.Now()
 	var group errgroup.Group
 	from := scaleSmall
 	for i, c := range h.nodes[1:] {
@@ -217,10 +207,6 @@ func (h *hall) views() error {
 		h.say(one.name+": heap", megabytes(f.Heap), one.heap)
 	}
 	return nil
-}
-
-func (h *hall) child(name string) *child {
-	return h.all[slices.IndexFunc(h.all, func(c *child) bool { return c.name == name })]
 }
 
 type figures struct {
@@ -265,10 +251,8 @@ func (h *hall) during(do func() error) (before, after []figures, took time.Durat
 
 // steady watches the mesh without calls, once its start is complete.
 func (h *hall) steady() error {
-	if err := pauseFor(h.ctx, h.Settle); err != nil {
-		return err
-	}
-	before, after, took, err := h.during(func() error { return pauseFor(h.ctx, h.Steady) })
+	wake.After(h.ctx, h.Settle)
+	before, after, took, err := h.during(func() error { wake.After(h.ctx, h.Steady); return nil })
 	if err != nil {
 		return err
 	}
@@ -348,17 +332,12 @@ func (h *hall) calls(where string) error {
 	for i, name := range []string{"brokers", "nodes", "caller"} {
 		h.say("processor time of a call, "+name+", "+where, micros(float64((after[i]-before[i]).Nanoseconds())/float64(rounds*5*h.Calls)), "")
 	}
-	f, err := c.figures()
-	if err != nil {
-		return err
-	}
 	must := ""
 	if strings.HasSuffix(where, "paused") {
 		must = "within 10 % of 3 nodes"
 	}
 	h.say("unary p50, "+where, micros(median(p50s)), must)
 	h.say("calls/s, 64 callers, "+where, perSecond(median(rates)), must)
-	h.say("subscriptions of the caller, "+where, fmt.Sprint(f.Subscriptions), "")
 	return nil
 }
 
@@ -380,9 +359,7 @@ func (h *hall) loseNode() error {
 		ended = time.Now()
 		return err
 	})
-	if err := pauseFor(h.ctx, 5*time.Second); err != nil {
-		return err
-	}
+	wake.After(h.ctx, 5*time.Second)
 	killed := time.Now()
 	if err := victim.cmd.Process.Kill(); err != nil {
 		return err
@@ -399,7 +376,7 @@ func (h *hall) loseNode() error {
 
 // reconnect makes all connections reconnect.
 func (h *hall) reconnect() error {
-	before, after, took, err := h.during(func() error {
+	before, after, _, err := h.during(func() error {
 		var group errgroup.Group
 		for _, c := range append(slices.Clone(h.nodes), h.child("router"), h.child("agent")) {
 			group.Go(func() error { _, err := c.ask(request{Do: "reconnect"}); return err })
@@ -407,17 +384,14 @@ func (h *hall) reconnect() error {
 		if err := group.Wait(); err != nil {
 			return err
 		}
-		return pauseFor(h.ctx, h.Steady/2)
+		wake.After(h.ctx, h.Steady/2)
+		return nil
 	})
 	if err != nil {
 		return err
 	}
-	for i, c := range h.watched() {
-		if i < scaleBrokers {
-			h.say(fmt.Sprintf("broker %d: cpu, %s around a reconnect of all", i+1, took.Round(time.Second)), (after[i].CPU - before[i].CPU).Round(time.Millisecond).String(), "")
-			continue
-		}
-		h.say(c.name+": bytes in around a reconnect of all", megabytes(after[i].InBytes-before[i].InBytes), "<= 2x the registry")
+	for i, c := range h.watched()[scaleBrokers:] {
+		h.say(c.name+": bytes in around a reconnect of all", megabytes(after[scaleBrokers+i].InBytes-before[scaleBrokers+i].InBytes), "<= 2x the registry")
 	}
 	return nil
 }
@@ -436,12 +410,3 @@ func cpuOf(children []*child) (times [3]time.Duration, err error) {
 }
 
 func megabytes(n uint64) string { return fmt.Sprintf("%.2f MB", float64(n)/1e6) }
-
-func pauseFor(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return errors.New("interrupted")
-	}
-}

@@ -128,7 +128,7 @@ func (s *simulated) node(ctx context.Context, i int) error {
 			return err
 		}
 	}
-	if hearsAll(s.Nodes) {
+	if s.Nodes <= registry.SparingMax { // an agent hears all heartbeats
 		if _, err := nc.Subscribe(subjects.AllHeartbeats, quiet); err != nil {
 			return err
 		}
@@ -142,15 +142,8 @@ func (s *simulated) node(ctx context.Context, i int) error {
 		if (i-k*s.Nodes/s.indexes()+s.Nodes)%s.Nodes >= copies {
 			continue
 		}
-		for try := 0; ; try++ {
-			err := h.Publish(ctx, s.service(k))
-			if err == nil {
-				break
-			}
-			if try == 10 {
-				return err
-			}
-			time.Sleep(time.Second) // a thousand nodes begin at once
+		if err := retried(ctx, func() error { return h.Publish(ctx, s.service(k)) }); err != nil { // a thousand nodes begin at once
+			return err
 		}
 	}
 	s.mu.Lock()
@@ -201,16 +194,13 @@ func (s *simulated) create(ctx context.Context, n int) error {
 	for i := range n {
 		group.Go(func() error {
 			record := registry.SessionRecord{ID: subjects.SessionID(sessionName(i)), Epoch: fmt.Sprintf("%016d", i), Created: time.Now().UTC()}
-			for try := 0; ; try++ {
+			return retried(ctx, func() error { // a new bucket has no leader for a while
 				err := records.CreateSession(ctx, record)
-				if err == nil || errors.Is(err, store.ErrConflict) { // a conflict: it is there, its acknowledgement was lost
+				if errors.Is(err, store.ErrConflict) { // it is there, its acknowledgement was lost
 					return nil
 				}
-				if try == 20 {
-					return err
-				}
-				time.Sleep(500 * time.Millisecond) // a new bucket has no leader for a while
-			}
+				return err
+			})
 		})
 	}
 	return group.Wait()
@@ -238,6 +228,3 @@ func startRouter(ctx context.Context, args []string) (role, error) {
 	}
 	return role{do: around(nc, nil), stop: func() { r.Close(); nc.Close() }}, nil
 }
-
-// hearsAll reports whether agents of a mesh of so many nodes hear all heartbeats.
-func hearsAll(nodes int) bool { return nodes <= registry.SparingMax }

@@ -80,7 +80,7 @@ func TestModuleForgesFramesOfItsZygote(t *testing.T) {
 			}
 			if err == nil {
 				for _, u := range ix.Unavailable() {
-					if !strings.Contains(u.Reason, "the module t broke the worker's protocol while it was imported") {
+					if !strings.Contains(u.Reason, "the import of t broke the worker's protocol") {
 						t.Errorf("unavailable: %q", u.Reason)
 					}
 				}
@@ -121,7 +121,7 @@ func FuzzInputOfWorkers(f *testing.F) {
 	if level, why := x.Sandbox(); level == tool.SandboxNone {
 		f.Skip(why)
 	}
-	setup := fmt.Sprintf(`{"root":%[1]q,"cwd":%[1]q,"paths":[%[1]q],"tools":["t.f"],"exclude":{},"secrets":null,"sandbox":"none","folder":"","adopt":{"environ":"","executable":%[2]q,"argv":[%[2]q,"-I","-c",%[3]q,%[4]q]}}`,
+	setup := fmt.Sprintf(`{"root":%[1]q,"paths":[%[1]q],"tools":["t.f"],"exclude":{},"secrets":null,"sandbox":"none","adopt":{"environ":"","executable":%[2]q,"argv":[%[2]q,"-I","-c",%[3]q,%[4]q]}}`,
 		spec.SourceDir, spec.Env.Python, python.Bootstrap("zygote", "confined()"), files)
 	fork := `{"kind":"sync","limit":1000,"isolation":"warm","limits":{}}`
 	for _, typ := range []frame.Type{frame.Setup, frame.Fork, frame.Become, frame.Call, 0, 99} {

@@ -87,7 +87,7 @@ type served struct {
 type group struct {
 	*zygote.Group
 	key    groupKey
-	config zygote.Config
+	config zygote.Config // until there is a Group
 }
 
 // Index is one bundle of tools being served. Its methods may be called
@@ -336,8 +336,8 @@ func (ix *Index) openGroup(ctx context.Context, g *group) error {
 		return err
 	case err != nil:
 		// Tools of other groups are not affected.
-		ix.log.Error("some tools of the index cannot be served", slog.Any("tools", g.config.Setup.Tools), slog.String("error", err.Error()))
-		for _, name := range g.config.Setup.Tools {
+		ix.log.Error("some tools of the index cannot be served", slog.Any("tools", g.Setup.Tools), slog.String("error", err.Error()))
+		for _, name := range g.Setup.Tools {
 			ix.unavailable = append(ix.unavailable, NotServed{Name: name, Reason: err.Error()})
 		}
 		return nil

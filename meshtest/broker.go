@@ -34,11 +34,6 @@ func Config(text string) Option {
 	return Option{func(o *broker.Options) { o.Config += text + "\n" }}
 }
 
-// MaxStore bounds the broker's files in bytes.
-func MaxStore(bytes int64) Option {
-	return Option{func(o *broker.Options) { o.MaxStore = bytes }}
-}
-
 // Server is one broker of a test. Its methods may be called concurrently; it ends
 // with the test.
 type Server struct {

@@ -19,8 +19,7 @@
 //	Cluster             several brokers with a JetStream leader
 //	NewProxy            connections that are cut, stopped or delayed
 //	WithKeys, WithJWTs  users with the rights of callers, nodes and administrators
-//	Accounts            a mesh whose callers are in another account
-//	Topologies          one test on each arrangement of brokers
+//	Topologies          one test on each arrangement of brokers, and with callers in another account
 //
 // With MESH_TEST_LOG=1 in the environment, tests print the logs of the mesh while it runs, and a
 // failing test with a broker prints the goroutines of its process.

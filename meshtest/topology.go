@@ -1,7 +1,9 @@
 package meshtest
 
 import (
+	"fmt"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -55,14 +57,7 @@ func (top *Topology) CallOn(t testing.TB, i int, options ...nats.Option) *nats.C
 func Topologies(t *testing.T, run func(t *testing.T, top *Topology)) {
 	t.Helper()
 	t.Run("single", func(t *testing.T) { run(t, Single(t)) })
-	t.Run("accounts", func(t *testing.T) {
-		a := Accounts(t)
-		run(t, &Topology{
-			Name: "accounts", Brokers: []*Server{a.Server},
-			serve: func(t testing.TB, _ int, o []nats.Option) *nats.Conn { t.Helper(); return a.Mesh(t, o...) },
-			call:  func(t testing.TB, _ int, o []nats.Option) *nats.Conn { t.Helper(); return a.Caller(t, o...) },
-		})
-	})
+	t.Run("accounts", func(t *testing.T) { run(t, accounts(t)) })
 	if testing.Short() {
 		return
 	}
@@ -76,6 +71,41 @@ func Topologies(t *testing.T, run func(t *testing.T, top *Topology)) {
 func Single(t testing.TB) *Topology {
 	t.Helper()
 	return cluster("single", []*Server{Broker(t)})
+}
+
+// accounts is the topology of a broker with an account for the mesh and one for its callers. The mesh's exports the
+// subjects that callers may send and read, requests with the response type stream, and the callers' imports them.
+func accounts(t testing.TB) *Topology {
+	t.Helper()
+	const one = "ONE" // any single name, until it is replaced
+	anyOf := func(subject string, err error) string {
+		if err != nil {
+			t.Fatalf("build an exported subject: %v", err)
+		}
+		return strings.Replace(subject, one, "*", 1)
+	}
+	var exports, imports []string
+	share := func(kind, how string, all ...string) {
+		for _, subject := range all {
+			exports = append(exports, fmt.Sprintf("{ %s: %q%s }", kind, subject, how))
+			imports = append(imports, fmt.Sprintf("{ %s: { account: MESH, subject: %q } }", kind, subject))
+		}
+	}
+	share("service", ", response_type: stream", subjects.AllTools, subjects.AllCtl, subjects.AllRegistry, subjects.AllReplay,
+		subjects.AllTaskVerbs, subjects.AllPayloads, anyOf(subjects.Subject{Kind: subjects.KindBatch, Session: one}.Build()),
+		anyOf(subjects.NodeTools(one)), anyOf(subjects.NodeCtls(one)), anyOf(subjects.NodeBatches(one)), anyOf(subjects.NodePayloads(one)))
+	share("stream", "", subjects.LiveTransform, subjects.AllHeartbeats)
+	s := Broker(t, Config(fmt.Sprintf(`accounts {
+  MESH { jetstream: enabled, users: [ { user: mesh, password: mesh } ], exports: [ %s ] }
+  CALLERS { users: [ { user: caller, password: caller } ], imports: [ %s ] }
+}`, strings.Join(exports, ", "), strings.Join(imports, ", "))))
+	as := func(user string) func(testing.TB, int, []nats.Option) *nats.Conn {
+		return func(t testing.TB, _ int, options []nats.Option) *nats.Conn {
+			t.Helper()
+			return s.Connect(t, append(options, nats.UserInfo(user, user))...)
+		}
+	}
+	return &Topology{Name: "accounts", Brokers: []*Server{s}, serve: as("mesh"), call: as("caller")}
 }
 
 // Conversations runs a test of the messages between a caller and a node on each topology and on

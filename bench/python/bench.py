@@ -254,7 +254,7 @@ def host(settings: argparse.Namespace) -> None:
     import nats
 
     loop = asyncio.new_event_loop()
-    environment = {"TOOLMESH_BINARY": settings.bin}
+    environment = {"TOOLMESH_BINARY": str(pathlib.Path(__file__).resolve().parents[2] / "bin" / "mesh")}
     with child(RESPONDER, settings.url), child(HOST, settings.url, ready="", environment=environment):
         raw = loop.run_until_complete(nats.connect(settings.url))
 
@@ -415,7 +415,7 @@ def dspy(settings: argparse.Namespace) -> None:
 def main() -> None:
     """Runs what was asked for."""
     parser = argparse.ArgumentParser()
-    for name in ("url", "go", "python", "bin"):
+    for name in ("url", "go", "python"):
         parser.add_argument("--" + name, required=True)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--calls", type=int, default=500)

@@ -57,10 +57,10 @@ func (a *app) findUp(dir string) (connect.Record, error) {
 	}
 	all := connect.StateOf(a.env).Running()
 	if a.serverFlag {
-		if i := slices.IndexFunc(all, func(r connect.Record) bool { return r.URL == strings.TrimSuffix(a.set.NATSURL, "/") }); i >= 0 {
+		if i := slices.IndexFunc(all, func(r connect.Record) bool { return r.URL == strings.TrimSuffix(a.set.URL, "/") }); i >= 0 {
 			return all[i], nil
 		}
-		return none("no mesh at %s was started on this machine by mesh up", connect.Redact(a.set.NATSURL))
+		return none("no mesh at %s was started on this machine by mesh up", connect.Redact(a.set.URL))
 	}
 	if len(all) == 0 {
 		return none("no mesh runs that mesh up started on this machine")

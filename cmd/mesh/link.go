@@ -100,7 +100,7 @@ func (a *app) connectAs(ctx context.Context, name string, role access.Role) (*li
 		return nil, usage(nil, "%s", err.Error())
 	}
 	nc, domain, err := connect.Connect(ctx, connect.Options{
-		Settings: a.set.Connection.Settings(), Env: a.env, Name: name, Role: role, Inboxes: inboxes, Logger: a.log,
+		Settings: connect.Settings(a.set.Connection), Env: a.env, Name: name, Role: role, Inboxes: inboxes, Logger: a.log,
 		SayServer: "--server", SaySession: "--session",
 	})
 	if err != nil {

@@ -94,7 +94,7 @@ file with its comments, and saves the previous file as FILE.bak.`,
 			}
 			given, _ := mcpView(cmd.Flags())
 			if a.serverFlag {
-				given = append(given, "--server="+a.set.NATSURL)
+				given = append(given, "--server="+a.set.URL)
 			}
 			if a.sessionGiven {
 				given = append(given, "--session="+a.set.Session.Session)

@@ -95,27 +95,17 @@ func Inboxes(role access.Role, session subjects.SessionID) ([]string, error) {
 	return inboxes, err
 }
 
-// Servers returns the servers that the settings name, else [DefaultURL], without the users and
-// passwords in them: for connections with other credentials than those of the settings.
-func Servers(o Settings, env []string) (string, error) {
-	servers := o.URL
-	if servers == "" && o.Context != "" {
-		saved, _, err := readContext(env, o.Context)
-		if err != nil {
-			return "", failed(toolmesh.CodeInvalidRequest, err)
+// Servers returns the servers that a connection was made to, without the users and passwords in their addresses: for
+// connections with other credentials.
+func Servers(nc *nats.Conn) string {
+	var all []string
+	for _, server := range nc.Opts.Servers {
+		if u, err := parse(server); err == nil { // as for every connection
+			u.User = nil
+			all = append(all, u.String())
 		}
-		servers = saved.URL
 	}
-	all := strings.Split(cmp.Or(servers, DefaultURL), ",")
-	for i, server := range all {
-		u, err := parse(server)
-		if err != nil {
-			return "", failed(toolmesh.CodeInvalidRequest, fmt.Errorf("the address %q %w", Redact(servers), err))
-		}
-		u.User = nil
-		all[i] = u.String()
-	}
-	return strings.Join(all, ","), nil
+	return strings.Join(all, ",")
 }
 
 // Connect connects to the mesh that the settings name, else to the one that `mesh up` of

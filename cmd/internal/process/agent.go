@@ -173,7 +173,7 @@ func serveSessionKeys(ctx context.Context, nc *nats.Conn, issuer *access.Issuer,
 // is not up yet, and returns the error if the broker refuses the key.
 func join(ctx context.Context, c settings.Connection, name string, role access.Role, env []string, log *slog.Logger) (*nats.Conn, error) {
 	nc, domain, err := connect.Connect(ctx, connect.Options{
-		Settings: c.Settings(), Env: env, Name: name, Role: role, Inboxes: []string{subjects.InboxNode}, Wait: true, Logger: log, SayServer: "--server",
+		Settings: connect.Settings(c), Env: env, Name: name, Role: role, Inboxes: []string{subjects.InboxNode}, Wait: true, Logger: log, SayServer: "--server",
 	})
 	if err == nil && domain != "" {
 		nc.Close()

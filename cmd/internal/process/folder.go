@@ -2,7 +2,6 @@ package process
 
 import (
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -96,17 +95,12 @@ func (f *Folder) NodeID(set string) (subjects.NodeID, error) {
 			return id, nil
 		}
 	}
-	host, err := os.Hostname()
-	if err != nil {
-		host = ""
-	}
+	host, _ := os.Hostname() // empty with an error
 	host, _, _ = strings.Cut(host, ".")
 	if host = strings.Trim(notToken.ReplaceAllString(host, "-"), "-"); host == "" || strings.HasPrefix(host, "x--") {
 		host = "node"
 	}
-	end := make([]byte, 3)
-	_, _ = rand.Read(end) // never fails
-	id := subjects.NodeID(host[:min(len(host), 40)] + "-" + hex.EncodeToString(end))
+	id := subjects.NodeID(host[:min(len(host), 40)] + "-" + strings.ToLower(rand.Text()[:6]))
 	if err := os.WriteFile(path, []byte(id+"\n"), 0o600); err != nil {
 		return "", fmt.Errorf("the node's id cannot be kept: %w", err)
 	}

@@ -73,14 +73,10 @@ func keyOf(member monitor.Member) func(string) (registry.Key, bool) {
 	}
 }
 
-// dialAs returns how the gateway of a router connects: to the same servers, without the router's
+// dialAs returns how the gateway of a router connects: to the servers of the router's connection, without its
 // credentials.
-func dialAs(c settings.Connection, env []string, log *slog.Logger) (func(...nats.Option) (*nats.Conn, error), error) {
-	servers, err := connect.Servers(c.Settings(), env)
-	if err != nil {
-		return nil, err
-	}
+func dialAs(nc *nats.Conn, log *slog.Logger) func(...nats.Option) (*nats.Conn, error) {
 	return func(options ...nats.Option) (*nats.Conn, error) {
-		return nats.Connect(servers, append(bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-gateway", Logger: log}), options...)...)
-	}, nil
+		return nats.Connect(connect.Servers(nc), append(bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-gateway", Logger: log}), options...)...)
+	}
 }

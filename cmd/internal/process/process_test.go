@@ -1,8 +1,11 @@
 package process_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"io"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -13,6 +16,8 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/internal/connect"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // The promised statuses, for each code that there is.
@@ -131,5 +136,52 @@ func TestFolder(t *testing.T) {
 	defer func() { _ = elsewhere.Close() }()
 	if other, err := elsewhere.NodeID(""); err != nil || other == id {
 		t.Errorf("two folders have the node id %q: %v", other, err)
+	}
+}
+
+// A router that no setting tells its mesh joins the one that mesh up left, and its gateway is at the same.
+func TestGatewayIsAtTheMeshOfItsRouter(t *testing.T) {
+	t.Parallel()
+	state := t.TempDir()
+	left := connect.Record{URL: meshtest.Broker(t).URL, PID: os.Getpid(), Process: connect.ProcessID(os.Getpid())}
+	if err := connect.State(filepath.Join(state, "toolmesh")).Write(left, connect.Record{}); err != nil {
+		t.Fatal(err)
+	}
+	log, to := io.Pipe()
+	ctx, end := context.WithCancel(t.Context())
+	ended := make(chan int, 1)
+	go func() {
+		ended <- process.Router(ctx, []string{"--gateway-listen=127.0.0.1:0"}, []string{"XDG_STATE_HOME=" + state}, io.Discard, to, "test")
+		_ = to.Close()
+	}()
+	var url, said string
+	for lines := bufio.NewScanner(log); lines.Scan(); {
+		said += lines.Text() + "\n"
+		if _, after, ok := strings.Cut(lines.Text(), " gateway="); ok {
+			url = after
+			break
+		}
+	}
+	go func() { _, _ = io.Copy(io.Discard, log) }() // ends with the router
+	if url == "" {
+		t.Fatalf("no gateway is served:\n%s", said)
+	}
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/v1/tools", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := http.DefaultClient.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, _ := io.ReadAll(a.Body)
+	_ = a.Body.Close()
+	http.DefaultClient.CloseIdleConnections()
+	if a.StatusCode != http.StatusOK {
+		t.Errorf("the list of tools is %s: %s", a.Status, body)
+	}
+	end()
+	if status := <-ended; status != process.StatusOK {
+		t.Errorf("status %d", status)
 	}
 }

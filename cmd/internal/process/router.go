@@ -75,11 +75,7 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 		return err
 	}
 	defer keys()
-	dial, err := dialAs(s.Connection, env, log)
-	if err != nil {
-		return err
-	}
-	_, unserve, err := ServeGateway(ctx, s.Gateway, s.GatewayListen, false, r, dial, version, log)
+	_, unserve, err := ServeGateway(ctx, s.Gateway, s.GatewayListen, false, r, dialAs(nc, log), version, log)
 	if err != nil {
 		return err
 	}

@@ -24,56 +24,38 @@ const prefix = "MESH_"
 // at fault; the others are set despite it.
 func Load(env []string, spec any) (err error) {
 	all := fields(reflect.ValueOf(spec).Elem())
-	texts, err := texts(all)
-	if err != nil {
-		return fmt.Errorf("read the settings: %w", err)
-	}
+	texts := texts(all)
 	for i, f := range all {
-		if texts[i] == nil {
+		text, _ := texts.Field(i).Interface().(*string)
+		if text == nil {
 			continue
 		}
-		if wrong := f.read(*texts[i]); wrong != nil && err == nil {
-			err = fmt.Errorf("%s is %q: %w", f.variable, *texts[i], wrong)
+		if wrong := f.read(*text); wrong != nil && err == nil {
+			err = fmt.Errorf("%s is %q: %w", f.variable, *text, wrong)
 		}
 	}
 	spec.(interface{ connection(env []string) }).connection(env)
 	return err
 }
 
-// texts reads the text of each field with envconfig: its variable's, else its default; nil without both.
+// texts reads the text of each field with envconfig, into a struct of pointers: its variable's, else its default; nil without both.
 // envconfig itself knows one way to read a type, and fields of one type take different values.
-func texts(all []field) ([]*string, error) {
+func texts(all []field) reflect.Value {
 	as := make([]reflect.StructField, len(all))
 	for i, f := range all {
-		words := strings.Split(strings.ToLower(strings.TrimPrefix(f.variable, prefix)), "_")
-		for w, word := range words {
-			words[w] = strings.ToUpper(word[:1]) + word[1:]
-		}
 		as[i] = reflect.StructField{
-			Name: strings.Join(words, ""), Type: reflect.TypeFor[*string](), Tag: reflect.StructTag(fmt.Sprintf(`split_words:"true" default:%q`, f.tag.Get("default"))),
+			Name: fmt.Sprint("F", i), Type: reflect.TypeFor[*string](), Tag: reflect.StructTag(fmt.Sprintf(`envconfig:%q default:%q`, f.variable, f.tag.Get("default"))),
 		}
 	}
 	spec := reflect.New(reflect.StructOf(as))
-	if err := envconfig.Process(strings.TrimSuffix(prefix, "_"), spec.Interface()); err != nil {
-		return nil, err
-	}
-	found := make([]*string, len(all))
-	for i := range all {
-		found[i] = spec.Elem().Field(i).Interface().(*string)
-	}
-	return found, nil
+	_ = envconfig.Process("", spec.Interface()) // it takes any text
+	return spec.Elem()
 }
 
 // connection applies the rule of package connect for variables of two prefixes: MESH_NATS_CONTEXT
 // wins over NATS_URL.
 func (c *Connection) connection(env []string) {
-	found := connect.FromEnv(env)
-	*c = Connection{NATSURL: found.URL, NATSContext: found.Context, NATSCreds: found.Creds, NATSNkey: found.Nkey}
-}
-
-// Settings returns the settings in the form of package connect.
-func (c Connection) Settings() connect.Settings {
-	return connect.Settings{URL: c.NATSURL, Context: c.NATSContext, Creds: c.NATSCreds, Nkey: c.NATSNkey}
+	*c = Connection(connect.FromEnv(env))
 }
 
 // Settle merges the flags and the variables of the connection: a flag wins over the variable of the
@@ -86,17 +68,17 @@ func Settle(env []string, flags *pflag.FlagSet, c *Connection) error {
 	case server && saved:
 		return errors.New("--server and --context both say where the mesh is: give one")
 	case server:
-		c.NATSContext = ""
+		c.Context = ""
 	case saved:
-		c.NATSURL = ""
+		c.URL = ""
 	case connect.Lookup(env, "MESH_NATS_URL") != "":
 		name = "MESH_NATS_URL"
 	default:
 		name = "NATS_URL"
 	}
-	for server := range strings.SplitSeq(c.NATSURL, ",") {
+	for server := range strings.SplitSeq(c.URL, ",") {
 		if err := connect.CheckURL(server); err != nil {
-			return fmt.Errorf("%s: %q %w", name, connect.Redact(c.NATSURL), err)
+			return fmt.Errorf("%s: %q %w", name, connect.Redact(c.URL), err)
 		}
 	}
 	return nil
@@ -187,7 +169,7 @@ func Bind(flags *pflag.FlagSet, spec any) {
 		if further := f.tag.Get("env"); further != "" {
 			env += ", " + further
 		}
-		flag := flags.VarPF(value{f}, f.tag.Get("flag"), f.tag.Get("short"), f.tag.Get("help")+" ["+env+"]")
+		flag := flags.VarPF(&value{field: f}, f.tag.Get("flag"), f.tag.Get("short"), f.tag.Get("help")+" ["+env+"]")
 		flag.DefValue = f.tag.Get("default")
 		if f.value.Kind() == reflect.Bool {
 			flag.NoOptDefVal = "true"
@@ -196,28 +178,24 @@ func Bind(flags *pflag.FlagSet, spec any) {
 }
 
 // value is a field as a flag.
-type value struct{ field }
+type value struct {
+	field
+	text string // that the flag was given
+}
 
-func (v value) Type() string {
-	if v.value.IsValid() && v.value.Kind() == reflect.Bool {
+func (v *value) Type() string {
+	if v.value.Kind() == reflect.Bool {
 		return "bool" // takes no argument
 	}
 	return v.tag.Get("arg")
 }
 
-func (v value) String() string {
-	if !v.value.IsValid() {
-		return ""
-	}
-	if names, ok := v.value.Interface().([]string); ok {
-		return strings.Join(names, ",")
-	}
-	return fmt.Sprint(v.value.Interface())
-}
+func (v *value) String() string { return v.text }
 
-func (v value) Set(text string) error {
+func (v *value) Set(text string) error {
 	if text == "" && v.tag.Get("is") == "session" {
 		return errors.New("want a name") // an unset shell variable does not mean the default session
 	}
+	v.text = text
 	return v.read(text)
 }

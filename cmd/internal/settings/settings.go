@@ -11,13 +11,13 @@ import (
 // A field is one setting: its flag, the variable MESH_<FLAG>, the kind of its values, and the text for --help. The
 // text of a setting without a default says what happens without it. The zero value of each means unset.
 
-// Connection names the NATS servers of the mesh. NATS_URL, NATS_CONTEXT, NATS_CREDS and NATS_NKEY
+// Connection names the NATS servers of the mesh, as [connect.Settings]. NATS_URL, NATS_CONTEXT, NATS_CREDS and NATS_NKEY
 // replace unset variables.
 type Connection struct {
-	NATSURL     string `env:"NATS_URL" flag:"server" short:"s" arg:"URL" help:"NATS servers of the mesh, comma-separated (default this machine's)"`
-	NATSContext string `env:"NATS_CONTEXT" flag:"context" arg:"NAME" help:"saved NATS context to connect with"`
-	NATSCreds   string `env:"NATS_CREDS" flag:"creds" arg:"FILE" help:"NATS credentials file"`
-	NATSNkey    string `env:"NATS_NKEY" flag:"nkey" arg:"FILE" help:"file of an nkey's seed, mode 0600; mesh auth template makes some"`
+	URL     string `env:"NATS_URL" flag:"server" short:"s" arg:"URL" help:"NATS servers of the mesh, comma-separated (default this machine's)"`
+	Context string `env:"NATS_CONTEXT" flag:"context" arg:"NAME" help:"saved NATS context to connect with"`
+	Creds   string `env:"NATS_CREDS" flag:"creds" arg:"FILE" help:"NATS credentials file"`
+	Nkey    string `env:"NATS_NKEY" flag:"nkey" arg:"FILE" help:"file of an nkey's seed, mode 0600; mesh auth template makes some"`
 }
 
 // Logging configures the logs on stderr.

@@ -12,51 +12,50 @@ import (
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 )
 
-// every sets each variable to a value that is not its default, and says how the
-// setting reads then.
-var every = map[string]struct{ flag, text, shown string }{
-	"MESH_NATS_URL":             {"server", "nats://a:1,nats://b:2", ""},
-	"MESH_NATS_CONTEXT":         {"context", "work", ""},
-	"MESH_NATS_CREDS":           {"creds", "me.creds", ""},
-	"MESH_NATS_NKEY":            {"nkey", "me.nk", ""},
-	"MESH_AUTH_ISSUER":          {"auth-issuer", "issuer.nk", ""},
-	"MESH_AUTH_RENEW":           {"auth-renew", "90s", "1m30s"},
-	"MESH_DATA_DIR":             {"data-dir", "data", ""},
-	"MESH_ENVIRONMENTS":         {"environments", "data/shared", ""},
-	"MESH_INDEXES":              {"indexes", "indexes.toml", ""},
-	"MESH_MCP_RESULT_MAX":       {"mcp-result-max", "1000", ""},
-	"MESH_HELD_CALLS":           {"held-calls", "0", ""},
-	"MESH_HELD_TIMEOUT":         {"held-timeout", "90s", "1m30s"},
-	"MESH_GATEWAY_LISTEN":       {"gateway-listen", "127.0.0.1:0", ""},
-	"MESH_GATEWAY_TLS":          {"gateway-tls", "cert.pem,key.pem", ""},
-	"MESH_GATEWAY_INSECURE":     {"gateway-insecure", "true", ""},
-	"MESH_CORS_ORIGIN":          {"cors-origin", "https://a.example,https://b.example", ""},
-	"MESH_HTTP_LISTEN":          {"http-listen", "127.0.0.1:0", ""},
-	"MESH_NODE":                 {"node", "gpu-1", ""},
-	"MESH_LABELS":               {"labels", "zone=b, gpu=yes", "gpu=yes,zone=b"},
-	"MESH_SLOTS":                {"slots", "7", ""},
-	"MESH_SANDBOX":              {"sandbox", "strict", ""},
-	"MESH_LIMITS":               {"limits", "memory=25%, pids=100,temp_files=2GB", "memory=25%,pids=100,temp_files=2GB"},
-	"MESH_MAX_LIMITS":           {"max-limits", "memory=8GB,open_files=4096", ""},
-	"MESH_WORKER_USER":          {"worker-user", "tools", ""},
-	"MESH_TOOL_ENV":             {"tool-env", "HTTPS_PROXY,CORP_REGION", ""},
-	"MESH_PRIVATE_SOURCES":      {"private-sources", "true", ""},
-	"MESH_MAX_TIMEOUT":          {"max-timeout", "90s", "1m30s"},
-	"MESH_DRAIN_TIMEOUT":        {"drain-timeout", "5m", "5m0s"},
-	"MESH_SESSION":              {"session", "bob", ""},
-	"MESH_SESSION_POLICY":       {"session-policy", "strict", ""},
-	"MESH_REPLICAS":             {"replicas", "3", ""},
-	"MESH_CHUNKS_STORAGE":       {"chunks-storage", "memory", ""},
-	"MESH_CHUNKS_MAX":           {"chunks-max", "2GB", ""},
-	"MESH_PAYLOADS_MAX":         {"payloads-max", "4GB", ""},
-	"MESH_PAYLOAD_MAX":          {"payload-max", "300MB", ""},
-	"MESH_AUDIT":                {"audit", "true", ""},
-	"MESH_AUDIT_ARGUMENTS":      {"audit-arguments", "true", ""},
-	"MESH_SESSION_STREAM_QUOTA": {"session-stream-quota", "10MB", ""},
-	"MESH_CACHE_MAX":            {"cache-max", "10MB", ""},
-	"MESH_CACHE_ENTRIES":        {"cache-entries", "7", ""},
-	"MESH_LOG_LEVEL":            {"log-level", "debug", ""},
-	"MESH_LOG_FORMAT":           {"log-format", "json", ""},
+// every has each variable with its flag and a text that does not mean its default.
+var every = map[string]struct{ flag, text string }{
+	"MESH_NATS_URL":             {"server", "nats://a:1,nats://b:2"},
+	"MESH_NATS_CONTEXT":         {"context", "work"},
+	"MESH_NATS_CREDS":           {"creds", "me.creds"},
+	"MESH_NATS_NKEY":            {"nkey", "me.nk"},
+	"MESH_AUTH_ISSUER":          {"auth-issuer", "issuer.nk"},
+	"MESH_AUTH_RENEW":           {"auth-renew", "90s"},
+	"MESH_DATA_DIR":             {"data-dir", "data"},
+	"MESH_ENVIRONMENTS":         {"environments", "data/shared"},
+	"MESH_INDEXES":              {"indexes", "indexes.toml"},
+	"MESH_MCP_RESULT_MAX":       {"mcp-result-max", "1000"},
+	"MESH_HELD_CALLS":           {"held-calls", "0"},
+	"MESH_HELD_TIMEOUT":         {"held-timeout", "90s"},
+	"MESH_GATEWAY_LISTEN":       {"gateway-listen", "127.0.0.1:0"},
+	"MESH_GATEWAY_TLS":          {"gateway-tls", "cert.pem,key.pem"},
+	"MESH_GATEWAY_INSECURE":     {"gateway-insecure", "true"},
+	"MESH_CORS_ORIGIN":          {"cors-origin", "https://a.example,https://b.example"},
+	"MESH_HTTP_LISTEN":          {"http-listen", "127.0.0.1:0"},
+	"MESH_NODE":                 {"node", "gpu-1"},
+	"MESH_LABELS":               {"labels", "zone=b, gpu=yes"},
+	"MESH_SLOTS":                {"slots", "7"},
+	"MESH_SANDBOX":              {"sandbox", "strict"},
+	"MESH_LIMITS":               {"limits", "memory=25%, pids=100,temp_files=2GB"},
+	"MESH_MAX_LIMITS":           {"max-limits", "memory=8GB,open_files=4096"},
+	"MESH_WORKER_USER":          {"worker-user", "tools"},
+	"MESH_TOOL_ENV":             {"tool-env", "HTTPS_PROXY,CORP_REGION"},
+	"MESH_PRIVATE_SOURCES":      {"private-sources", "true"},
+	"MESH_MAX_TIMEOUT":          {"max-timeout", "90s"},
+	"MESH_DRAIN_TIMEOUT":        {"drain-timeout", "5m"},
+	"MESH_SESSION":              {"session", "bob"},
+	"MESH_SESSION_POLICY":       {"session-policy", "strict"},
+	"MESH_REPLICAS":             {"replicas", "3"},
+	"MESH_CHUNKS_STORAGE":       {"chunks-storage", "memory"},
+	"MESH_CHUNKS_MAX":           {"chunks-max", "2GB"},
+	"MESH_PAYLOADS_MAX":         {"payloads-max", "4GB"},
+	"MESH_PAYLOAD_MAX":          {"payload-max", "300MB"},
+	"MESH_AUDIT":                {"audit", "true"},
+	"MESH_AUDIT_ARGUMENTS":      {"audit-arguments", "true"},
+	"MESH_SESSION_STREAM_QUOTA": {"session-stream-quota", "10MB"},
+	"MESH_CACHE_MAX":            {"cache-max", "10MB"},
+	"MESH_CACHE_ENTRIES":        {"cache-entries", "7"},
+	"MESH_LOG_LEVEL":            {"log-level", "debug"},
+	"MESH_LOG_FORMAT":           {"log-format", "json"},
 }
 
 func bound(spec any) *pflag.FlagSet {
@@ -74,31 +73,36 @@ func TestEverySetting(t *testing.T) {
 		}
 	}
 	for name, s := range every {
-		t.Setenv(name, s.text)
-		if s.shown == "" {
-			s.shown = s.text
-		}
-		var byVariable, byFlag any = new(settings.Mesh), new(settings.Mesh)
-		if strings.HasPrefix(name, "MESH_AUTH_") || name == "MESH_HTTP_LISTEN" {
-			byVariable, byFlag = new(settings.Agent), new(settings.Agent)
-		}
-		if name == "MESH_INDEXES" || strings.HasPrefix(name, "MESH_HELD_") {
-			byVariable, byFlag = new(settings.Router), new(settings.Router)
-		}
-		if err := settings.Load([]string{name + "=" + s.text}, byVariable); err != nil {
-			t.Fatal(err)
-		}
-		// Of one of the two that exclude each other the environment may set both.
-		if got := bound(byVariable).Lookup(s.flag).Value.String(); got != s.shown {
-			t.Errorf("%s=%s: --%s is %q, want %q", name, s.text, s.flag, got, s.shown)
-		}
-		flags := bound(byFlag)
-		if err := flags.Parse([]string{"--" + s.flag, s.text}); err != nil {
-			t.Fatal(err)
-		}
-		if got := flags.Lookup(s.flag).Value.String(); got != s.shown {
-			t.Errorf("--%s %s reads %q, want %q", s.flag, s.text, got, s.shown)
-		}
+		t.Run(name, func(t *testing.T) {
+			spec := func(env ...string) any {
+				var spec any = new(settings.Mesh)
+				switch {
+				case strings.HasPrefix(name, "MESH_AUTH_") || name == "MESH_HTTP_LISTEN":
+					spec = new(settings.Agent)
+				case name == "MESH_INDEXES" || strings.HasPrefix(name, "MESH_HELD_"):
+					spec = new(settings.Router)
+				}
+				if err := settings.Load(env, spec); err != nil {
+					t.Fatal(err)
+				}
+				return spec
+			}
+			unset, byFlag := spec(), spec()
+			flags := bound(byFlag)
+			if err := flags.Parse([]string{"--" + s.flag, s.text}); err != nil {
+				t.Fatal(err)
+			}
+			if reflect.DeepEqual(byFlag, unset) {
+				t.Errorf("--%s %s changes nothing", s.flag, s.text)
+			}
+			if got := flags.Lookup(s.flag).Value.String(); got != s.text { // for mesh up --detach
+				t.Errorf("--%s %s reads %q", s.flag, s.text, got)
+			}
+			t.Setenv(name, s.text)
+			if byVariable := spec(name + "=" + s.text); !reflect.DeepEqual(byVariable, byFlag) {
+				t.Errorf("%s=%s gives %+v, --%s %+v", name, s.text, byVariable, s.flag, byFlag)
+			}
+		})
 	}
 }
 
@@ -217,15 +221,15 @@ func TestNATSVariables(t *testing.T) {
 			if err := settings.Load(env, &s); err != nil {
 				t.Fatal(err)
 			}
-			if s.NATSURL != tc.url || s.NATSContext != tc.context {
-				t.Errorf("url %q context %q, want %q and %q", s.NATSURL, s.NATSContext, tc.url, tc.context)
+			if s.URL != tc.url || s.Context != tc.context {
+				t.Errorf("url %q context %q, want %q and %q", s.URL, s.Context, tc.url, tc.context)
 			}
 		})
 	}
 }
 
 func TestPasswordsOfServersAreHidden(t *testing.T) {
-	err := settings.Settle(nil, pflag.NewFlagSet("", pflag.ContinueOnError), &settings.Connection{NATSURL: "nats://me:hunter2,secret@h:1"})
+	err := settings.Settle(nil, pflag.NewFlagSet("", pflag.ContinueOnError), &settings.Connection{URL: "nats://me:hunter2,secret@h:1"})
 	if err == nil || strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "secret") {
 		t.Errorf("%v, want an error without the password", err)
 	}

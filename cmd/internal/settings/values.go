@@ -243,13 +243,3 @@ func (l Limits) Of(share func(percent int) tool.Size) tool.Limits {
 	}
 	return l.limits
 }
-
-// String returns the text that is read as these limits.
-func (l Limits) String() string {
-	data, _ := l.limits.MarshalJSON() // one object of names, sizes and numbers
-	text := strings.NewReplacer("{", "", "}", "", `"`, "", ":", "=").Replace(string(data))
-	if l.percent > 0 {
-		text = strings.TrimSuffix(fmt.Sprintf("memory=%d%%,%s", l.percent, text), ",")
-	}
-	return text
-}

@@ -95,15 +95,8 @@ func (b *Base) Start(box tool.Sandbox, adopts bool) (_ *Process, err error) {
 	p.Level = b.spawner.Level()
 	request := requestOf(p.Level, box, b.spawner.all)
 	request.Mode, request.Adopts = p.Level.Mode(), adopts
-	message, err := json.Marshal(request)
-	if err != nil {
-		return nil, err
-	}
-	rights, err := Rights(theirs)
-	if err != nil {
-		return nil, err
-	}
-	pid, err := b.copy(message, rights)
+	message, _ := json.Marshal(request) // of texts and numbers
+	pid, err := b.copy(message, Rights(theirs))
 	if err != nil {
 		return nil, err
 	}

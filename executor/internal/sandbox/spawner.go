@@ -319,17 +319,13 @@ func socketPair(kind int) (*net.UnixConn, *os.File, error) {
 	return conn.(*net.UnixConn), remote, nil //nolint:forcetypeassert // as it was made
 }
 
-// Rights is the message that passes files on, in order.
-func Rights(files []*os.File) ([]byte, error) {
+// Rights is the message that passes files on, in order. With a closed one it cannot be sent.
+func Rights(files []*os.File) []byte {
 	fds := make([]int, len(files))
 	for i, f := range files {
-		conn, err := f.SyscallConn() // File.Fd would make it blocking
-		if err == nil {
-			err = conn.Control(func(n uintptr) { fds[i] = int(n) }) //nolint:gosec // descriptors are small
-		}
-		if err != nil {
-			return nil, err
-		}
+		fds[i] = -1
+		conn, _ := f.SyscallConn()                            // File.Fd would make it blocking
+		_ = conn.Control(func(n uintptr) { fds[i] = int(n) }) //nolint:gosec // descriptors are small
 	}
-	return unix.UnixRights(fds...), nil
+	return unix.UnixRights(fds...)
 }

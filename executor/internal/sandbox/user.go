@@ -169,7 +169,7 @@ func (l *loan) own(root *os.Root, name string, info fs.FileInfo, uid, gid int) e
 	if info.Mode()&fs.ModeType&^(fs.ModeDir|fs.ModeSymlink) != 0 {
 		return root.Remove(name)
 	}
-	if slices.ContainsFunc(l.roots, func(r *os.Root) bool { return r == root }) && name == "." {
+	if name == "." && slices.Contains(l.roots, root) {
 		gid = -1
 	}
 	return root.Lchown(name, uid, gid) // also clears setuid and setgid

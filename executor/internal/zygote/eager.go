@@ -23,7 +23,6 @@ const (
 // before it sleeps, as a mutex does. Its owner requests that while a processor would be idle;
 // it stops where polls find nothing because calls are long. Not for concurrent use.
 type eager struct {
-	file   *os.File
 	raw    syscall.RawConn
 	eager  bool // poll; the owner sets it between reads
 	failed int  // polls in a row without an answer
@@ -36,14 +35,11 @@ type eager struct {
 	try    func(fd uintptr) bool // e.attempt, made once
 }
 
-func newEager(file *os.File) (*eager, error) {
-	raw, err := file.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	e := &eager{file: file, raw: raw}
+func newEager(open *os.File) *eager {
+	e := &eager{}
+	e.raw, _ = open.SyscallConn()
 	e.try = e.attempt
-	return e, nil
+	return e
 }
 
 // Read implements [io.Reader].

@@ -32,12 +32,9 @@ type Config struct {
 // Group is the processes that share an environment and a sandbox, and the tools that they have
 // imported. Its methods may be called concurrently after Open has returned.
 type Group struct {
+	Config  // the Setup with what the group sets
 	starter *Starter
-	log     *slog.Logger
-	redact  *output.Redactor
-	user    sandbox.User
 	command sandbox.Command // starts the machine's interpreter
-	setup   Setup
 
 	// Set once, when the first zygote has described its tools.
 	about     description
@@ -57,20 +54,20 @@ type Group struct {
 // NewGroup makes a group without starting anything.
 func (s *Starter) NewGroup(cfg Config) *Group {
 	g := &Group{
-		starter: s, log: cfg.Logger, redact: cfg.Redact, user: cfg.User, all: map[*zygote]struct{}{}, setup: cfg.Setup,
+		Config: cfg, starter: s, all: map[*zygote]struct{}{},
 		command: sandbox.Command{
 			Path: cfg.Base, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("zygote", "main(sys.argv[2])"), s.opts.Files},
 			Env: environ, Dir: "/", Sandbox: cfg.Setup.Sandbox,
 		},
 		unfit: unfitFor(cfg.Env),
 	}
-	g.setup.Cwd, g.setup.Exclude, g.setup.Secrets, g.setup.User = g.setup.Root, map[string]string{}, cfg.Redact.Forms(), cfg.User.IDs()
-	g.setup.Adopt = &adoption{
+	g.Setup.Exclude, g.Setup.Secrets, g.Setup.User = map[string]string{}, cfg.Redact.Forms(), cfg.User.IDs()
+	g.Setup.Adopt = &adoption{
 		Environ: []byte(strings.Join(cfg.Env, "\x00")), Executable: cfg.Python,
 		Argv: []string{cfg.Python, "-I", "-X", "utf8", "-c", python.Bootstrap("zygote", "confined()"), s.opts.Files},
 	}
 	if g.unfit != "" {
-		g.log.Debug("the index starts an interpreter of its own", slog.String("reason", g.unfit))
+		g.Logger.Debug("the index starts an interpreter of its own", slog.String("reason", g.unfit))
 	}
 	return g
 }
@@ -78,7 +75,7 @@ func (s *Starter) NewGroup(cfg Config) *Group {
 // Open starts the first zygote, which imports the tools. It returns the served tools, in the
 // order of [Tool] slots, and the unavailable ones.
 func (g *Group) Open(ctx context.Context) ([]Tool, []Unavailable, error) {
-	z, err := g.newZygote(ctx, g.setup, "")
+	z, err := g.newZygote(ctx, g.Setup, "")
 	if err != nil {
 		if failure := new(importFailure); errors.As(err, &failure) {
 			err = final("%s", failure.reason)
@@ -109,7 +106,7 @@ func (g *Group) Start(ctx context.Context, worker Worker) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := g.starter.startProcess(g.log, z, g.user, worker, own)
+	p, err := g.starter.startProcess(g.Logger, z, g.User, worker, own)
 	switch {
 	case own && err != nil:
 		g.discard(z)
@@ -121,7 +118,7 @@ func (g *Group) Start(ctx context.Context, worker Worker) (*Process, error) {
 
 // startProcess makes a zygote fork a worker, or become one.
 func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, worker Worker, become bool) (_ *Process, err error) {
-	p, theirs, err := newProcess(log, s.nextID.Add(1))
+	p, theirs, err := newProcess(s.nextID.Add(1))
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +143,7 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 		return nil, err
 	}
 	// Includes the processes that the index's own fork handlers have started, before any call.
-	sandbox.Enclose(p.log, p.group, p.Pid(), 0)
+	sandbox.Enclose(log, p.group, p.Pid(), 0)
 	return p, nil
 }
 
@@ -163,7 +160,7 @@ func (g *Group) begin(ctx context.Context, s Setup, only string) (*zygote, error
 	if z != nil || ctx.Err() != nil || errors.As(err, &failure) && failure.module != "" {
 		return z, err
 	}
-	g.log.Warn("base process could not be copied: the index starts an interpreter of its own", slog.String("error", err.Error()))
+	g.Logger.Warn("base process could not be copied: the index starts an interpreter of its own", slog.String("error", err.Error()))
 	if proc, err = g.starter.spawner.Start(g.command); err != nil {
 		return nil, err
 	}
@@ -177,11 +174,8 @@ func (g *Group) ownFolder(s *Setup) (err error) {
 	if !s.Sandbox.AtLeast(tool.SandboxGuard) {
 		return nil
 	}
-	if s.Temp, err = sandbox.OwnFolder(s.Temp, s.Sandbox, g.user); s.Temp != "" {
-		s.Given = append(slices.Clip(g.setup.Given), sandbox.Path{Path: s.Temp, Access: sandbox.AccessOwn})
-	}
-	if s.Sandbox.AtLeast(tool.SandboxStrict) {
-		s.Folder = s.Temp
+	if s.Temp, err = sandbox.OwnFolder(s.Temp, s.Sandbox, g.User); s.Temp != "" {
+		s.Given = append(slices.Clip(g.Setup.Given), sandbox.Path{Path: s.Temp, Access: sandbox.AccessOwn})
 	}
 	return err
 }
@@ -198,9 +192,9 @@ func (g *Group) newZygote(ctx context.Context, s Setup, only string) (*zygote, e
 		leave()
 		var failure *importFailure
 		if errors.As(err, &failure) {
-			if _, again := g.setup.Exclude[failure.module]; !again && !g.described && failure.module != "" {
-				g.log.Warn("module is left out", slog.String("module", failure.module), slog.String("reason", failure.reason))
-				g.setup.Exclude[failure.module] = failure.reason
+			if _, again := g.Setup.Exclude[failure.module]; !again && !g.described && failure.module != "" {
+				g.Logger.Warn("module is left out", slog.String("module", failure.module), slog.String("reason", failure.reason))
+				g.Setup.Exclude[failure.module] = failure.reason
 				continue
 			}
 		}
@@ -268,7 +262,7 @@ func (g *Group) source(ctx context.Context, own bool, only string) (*zygote, err
 
 // another starts one more zygote, which must serve the tools of the first one, or the tool only.
 func (g *Group) another(ctx context.Context, only string) (*zygote, error) {
-	s := g.setup
+	s := g.Setup
 	if only != "" {
 		s.Tools = []string{only}
 	}

@@ -1,7 +1,6 @@
 package zygote
 
 import (
-	"log/slog"
 	"os"
 	"sync"
 	"syscall"
@@ -35,7 +34,6 @@ type Worker struct {
 // Process is a worker process: a fork of a zygote, or one that was a zygote itself.
 // It implements the Process of package pool.
 type Process struct {
-	log    *slog.Logger
 	id     uint64
 	zygote *zygote
 	handle *sandbox.Handle
@@ -64,8 +62,8 @@ type Process struct {
 
 // newProcess makes the channels of a process before its start; theirs are its ends, in the
 // order of the protocol.
-func newProcess(log *slog.Logger, id uint64) (p *Process, theirs []*os.File, err error) {
-	p = &Process{log: log, id: id, done: make(chan struct{})}
+func newProcess(id uint64) (p *Process, theirs []*os.File, err error) {
+	p = &Process{id: id, done: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			sandbox.CloseAll(theirs)
@@ -79,12 +77,8 @@ func newProcess(log *slog.Logger, id uint64) (p *Process, theirs []*os.File, err
 	if p.page, err = sandbox.NewPage(); err != nil {
 		return nil, theirs, err
 	}
-	if p.raw, err = p.in.SyscallConn(); err != nil {
-		return nil, theirs, err
-	}
-	if p.reader, err = newEager(p.out); err != nil {
-		return nil, theirs, err
-	}
+	p.raw, _ = p.in.SyscallConn() // of an open file
+	p.reader = newEager(p.out)
 	return p, theirs, nil
 }
 
@@ -136,19 +130,11 @@ func (p *Process) Write(data []byte) {
 		return
 	}
 	var n int
-	err := p.raw.Control(func(fd uintptr) {
-		for {
-			var failed error
-			n, failed = unix.Write(int(fd), data) //nolint:gosec // descriptors are small
-			if failed != unix.EINTR {             //nolint:errorlint // a plain errno
-				break
-			}
-		}
-	})
+	err := p.raw.Control(func(fd uintptr) { n, _ = unix.Write(int(fd), data) }) //nolint:gosec // descriptors are small
 	if err != nil {
 		return // closed: the worker has ended, and its calls end with it
 	}
-	if n = max(n, 0); n < len(data) {
+	if n = max(n, 0); n < len(data) { // -1 with an error, which the flusher meets, too
 		p.pending = append([]byte(nil), data[n:]...)
 		p.flushing = true
 		p.wg.Go(p.flush)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"os"
 	"sync"
 	"testing"
@@ -17,7 +16,7 @@ import (
 // ends.
 func channels(t *testing.T) (p *Process, theirs []*os.File) {
 	t.Helper()
-	p, theirs, err := newProcess(slog.New(slog.DiscardHandler), 7)
+	p, theirs, err := newProcess(7)
 	if err != nil {
 		t.Fatal(err)
 	}

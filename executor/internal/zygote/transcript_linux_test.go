@@ -110,8 +110,8 @@ func TestRecordedZygote(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	s := &Starter{opts: Options{MaxResult: 64 << 20, StartTimeout: time.Minute, MaxFrame: 1 << 20}}
-	g := &Group{starter: s, log: log}
-	z, err := g.startZygote(ctx, proc, Setup{Root: "/i", Cwd: "/i", Paths: []string{"/i"}, Tools: []string{"t.f"}, Sandbox: tool.SandboxNone})
+	g := &Group{Config: Config{Logger: log}, starter: s}
+	z, err := g.startZygote(ctx, proc, Setup{Root: "/i", Paths: []string{"/i"}, Tools: []string{"t.f"}, Sandbox: tool.SandboxNone})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,17 +31,14 @@ import (
 
 // Setup is the first message to a zygote. Fields without a comment for callers are set by the group.
 type Setup struct {
-	Root    string            `json:"root"` // the index's folder, the working directory
-	Cwd     string            `json:"cwd"`
+	Root    string            `json:"root"`  // the index's folder, the working directory
 	Paths   []string          `json:"paths"` // import path, before the environment's
 	Tools   []string          `json:"tools"` // module.function
 	Exclude map[string]string `json:"exclude"`
 	Secrets *output.Forms     `json:"secrets"` // removed from all texts
 	// Sandbox takes effect before any code of the index runs.
 	Sandbox tool.Sandbox `json:"sandbox"`
-	// Folder is the writable one under strict and offline; empty for the others.
-	Folder string `json:"folder"`
-	// Temp contains the folders of workers for temporary files.
+	// Temp contains the folders of workers for temporary files. Under strict and offline it is the writable folder.
 	Temp string `json:"temp,omitempty"`
 	// OpenFiles are the number of files that a call may open if its tool declares none, and the
 	// maximum of a [Worker]'s Limits.
@@ -126,8 +123,8 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s Setup)
 		return nil, err
 	}
 	z := &zygote{
-		log: g.log, proc: proc, conn: proc.Control,
-		forked: make(chan forkedMessage, 1), workers: map[uint64]*Process{}, words: output.NewTail(g.redact),
+		log: g.Logger, proc: proc, conn: proc.Control,
+		forked: make(chan forkedMessage, 1), workers: map[uint64]*Process{}, words: output.NewTail(g.Redact),
 	}
 	if z.temp = &g.starter.temp; s.Temp != z.temp.parent {
 		z.folder, z.temp = s.Temp, &folders{log: z.log, parent: s.Temp}
@@ -147,10 +144,7 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s Setup)
 	}()
 	z.group = opts.Cgroups.ForLimits(opts.ImportMemory, opts.ImportTasks)
 	sandbox.Enclose(z.log, z.group, proc.Pid(), opts.ImportMemory)
-	body, err := json.Marshal(s)
-	if err != nil {
-		return nil, fmt.Errorf("setup: %w", err)
-	}
+	body, _ := json.Marshal(s)
 	// An interpreter that fails at the setup is noticed by its answer, or by the missing one.
 	setUp := func() {
 		_ = z.conn.SetWriteDeadline(time.Now().Add(opts.StartTimeout))
@@ -211,10 +205,7 @@ func (p progress) String() string {
 
 // broke is the failure of code that wrote to the agent in its zygote's name.
 func broke(at progress, err error) *importFailure {
-	if at.module == "" {
-		return &importFailure{"", fmt.Sprintf("%s broke the worker's protocol: %s", at, err)}
-	}
-	return &importFailure{at.module, fmt.Sprintf("the module %s broke the worker's protocol while it was imported: %s", at.module, err)}
+	return &importFailure{at.module, fmt.Sprintf("%s broke the worker's protocol: %s", at, err)}
 }
 
 // describe reads until the zygote has described the tools of a setup, and sends the setup again
@@ -406,14 +397,7 @@ func numbersIn(body []byte) []int {
 func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.File) (*sandbox.Handle, error) {
 	z.forking.Lock()
 	defer z.forking.Unlock()
-	body, err := json.Marshal(request)
-	if err != nil {
-		return nil, err
-	}
-	rights, err := sandbox.Rights(files)
-	if err != nil {
-		return nil, err
-	}
+	body, _ := json.Marshal(request) // of texts and numbers, as a setup
 	message := frame.Fork
 	if become {
 		message = frame.Become
@@ -423,7 +407,7 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 	z.solo = become
 	z.mu.Unlock()
 	data := frame.Append(nil, frame.Header{Type: message, ID: p.id, Slot: p.temp.number}, body)
-	if _, _, err := z.conn.WriteMsgUnix(data, rights, nil); err != nil {
+	if _, _, err := z.conn.WriteMsgUnix(data, sandbox.Rights(files), nil); err != nil {
 		return nil, z.lost(p, fmt.Errorf("fork a worker: %w", err))
 	}
 	select {

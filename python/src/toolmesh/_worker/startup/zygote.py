@@ -105,8 +105,8 @@ class Zygote:
                 self._prepare()
             self._take_setup()
             setup, given = self._setup, [(one["path"], one["access"]) for one in self._setup.get("given") or ()]
-            os.chdir(setup["cwd"])
-            notes = levels.confine(setup["sandbox"], mode, setup["folder"], setup.get("user", ()), given)
+            os.chdir(setup["root"])
+            notes = levels.confine(setup["sandbox"], mode, setup.get("temp", ""), setup.get("user", ()), given)
         except levels.Refused as failure:
             sys.stderr.write(f"the sandbox cannot be had: {failure}\n")
             sys.stderr.flush()
@@ -238,8 +238,8 @@ class Zygote:
         sys.meta_path.append(Finder)
         sys.argv = [""]
         self._temp = os.fsencode(self._setup.get("temp", ""))
-        if self._setup["folder"]:
-            os.environ["TMPDIR"] = self._setup["folder"]
+        if self._setup["sandbox"] in (levels.STRICT, levels.OFFLINE):
+            os.environ["TMPDIR"] = self._setup["temp"]
 
     def _describe(self) -> None:
         from ..schemas import static  # before code of the index may replace ast
