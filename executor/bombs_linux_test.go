@@ -114,7 +114,8 @@ func TestBombsThatDeclareNothing(t *testing.T) {
 			if guard == "watchdog" && !meshtest.Soak() && sharedExecutor(t).MemoryGuard() != "watchdog" {
 				t.Skip("here there are control groups: make soak")
 			}
-			x := newExecutor(t, func(o *executor.Options) { o.Watched(guard == "watchdog") })
+			// A quarter of the default, which takes a quarter of the processor time.
+			x := newExecutor(t, func(o *executor.Options) { o.Watched(guard == "watchdog").Limits.Pids = 64 })
 			if guard == "groups" && x.MemoryGuard() == "watchdog" {
 				t.Skip("no control groups can be made here")
 			}
