@@ -86,7 +86,7 @@ func peakOf(folder string, f func()) int {
 	over, peak := make(chan struct{}), make(chan int)
 	go func() {
 		most, last := 0, 0
-		look := time.NewTicker(100 * time.Millisecond) // a count reads all of /proc, and processes that are too many stay
+		look := time.NewTicker(20 * time.Millisecond) // a count reads all of /proc
 		defer look.Stop()
 		for {
 			now := tasksIn(folder) - before
