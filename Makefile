@@ -32,7 +32,7 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 .PHONY: help build test-others test-mcp conformance wheels wheel demo test test-more environments test-go test-python test-frameworks test-newest test-k8s e2e-k8s k8s openapi skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
 
-help: ## what this file can do
+help: ## this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Tests run the binaries while another target asks for them again: one that is up to date is left alone, a new one is
@@ -45,7 +45,7 @@ build: ## the binaries, into bin/
 demo: build ## a whole mesh on this machine: install, call, stream, clean up
 	@bin/mesh demo
 
-test: ## the product, with what needs only go, python3, git and make
+test: ## the product; needs only go, python3, git and make
 	@$(MAKE) -j2 test-go test-others
 	@$(MAKE) skipped
 
@@ -54,7 +54,7 @@ test-others: build $(UV)
 	@$(MAKE) environments
 	@$(MAKE) test-python test-frameworks test-mcp
 
-test-more: test-k8s test-images openapi test-newest wheel ## what is beside the product: the manifests of Kubernetes, the program that makes images, the gateway's OpenAPI document, the newest frameworks, a wheel; minutes
+test-more: test-k8s test-images openapi test-newest wheel ## manifests of Kubernetes, images, the gateway's OpenAPI document, the newest frameworks, a wheel; minutes
 
 environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stamp $(VENV)/suites.stamp $(MCP)/stamp
 
@@ -102,7 +102,7 @@ $(MCP)/stamp: e2e/mcp/package.json e2e/mcp/requirements.txt | $(UV)
 test-mcp: build $(MCP)/stamp ## the conformance suite of MCP, and clients of others; under a minute once they are installed
 	@export MESH_MCP_TOOLS=$(CURDIR)/$(MCP); $(GO) test -vet=off -count 1 ./e2e/mcp || $(GO) test -vet=off -count 1 ./e2e/mcp
 
-conformance: build $(MCP)/stamp ## what the conformance suite of MCP says of the gateway: a table for each revision
+conformance: build $(MCP)/stamp ## MCP's conformance suite on the gateway: a table for each revision
 	@MESH_MCP_TOOLS=$(CURDIR)/$(MCP) $(GO) test -vet=off -count 1 -v -run TestConformance ./e2e/mcp
 
 # Resolved in seconds: where the pinned versions are the newest, test-frameworks was run with them.
@@ -159,12 +159,12 @@ verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, 
 	@cd python && ../$(VENV)/bin/ruff check . ../e2e/python ../e2e/conformance ../bench/python && ../$(VENV)/bin/mypy
 	@$(MAKE) race
 
-vulnerable: ## known faults of what we build on, where their list can be reached
+vulnerable: ## known vulnerabilities of dependencies, if their list can be reached
 	@said=$$($(GO) run $(GOVULNCHECK) ./... 2>&1) || case "$$said" in \
 	   *"fetching vulnerabilities:"*) echo "govulncheck skipped: $$(echo "$$said" | grep fetching)";; \
 	   *) echo "$$said"; exit 1;; esac
 
-deadcode: ## what no binary, no example and no documented API of embedders calls; tests do not count
+deadcode: ## code that no binary, no example and no documented API calls; tests do not count
 	@dead=$$($(GO) run $(DEADCODE) $(addprefix ./cmd/,$(BINARIES)) ./examples/... ./internal/archtest/embedders); \
 	 if [ -n "$$dead" ]; then echo "no production code calls (remove it, or say in internal/archtest/embedders why it stays):"; echo "$$dead"; exit 1; fi
 
@@ -186,7 +186,7 @@ IMAGES  = cd k8s/images && $(GO) run . -out '$(CURDIR)/dist/images' -prefix '$(I
 images: ## container images of router and agent into dist/images, without a container engine
 	@$(IMAGES) router agent
 
-images-context: ## what the Containerfiles of k8s/images copy, into dist/images/context
+images-context: ## the files that the Containerfiles of k8s/images copy, into dist/images/context
 	@$(IMAGES) context
 
 test-images: ## the router's image, and that the Containerfiles agree with this program; under a minute
@@ -219,7 +219,7 @@ soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts,
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m ./e2e/conformance
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 30m $$(git grep -l -E 'meshtest\.(Topologies|Conversations)\(' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,')
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -run TestIndexOfThousandsOfFunctions ./agent
-	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -run 'TestBombsThatDeclareNothing|TestABombThatIsImported|TestCopyEqualsAnInterpreterOfItsOwn' ./executor
+	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -run 'TestForkBombsWithoutDeclaredLimitsEnd|TestForkBombAtImportEnds|TestCopyEqualsAnInterpreterOfItsOwn' ./executor
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 60m -run 'TestInstalls|TestTools' ./e2e/attacks
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m ./bench
 	@MESH_LANES_TAGS=lanes_without_fence $(GO) test -count 1 -timeout 10m -v -run TestNothingOverlaps ./e2e/lanes
@@ -227,7 +227,7 @@ soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts,
 kernel: ## memory limits on a kernel with control groups of version 2, in QEMU; 10 minutes
 	@e2e/kernel/run
 
-clean: ## what was built here, without the caches of go and pip
+clean: ## remove built files, but not the caches of go and pip
 	@rm -rf bin $(VENV) $(MCP) python/.pytest_cache python/.mypy_cache python/.ruff_cache
 
 # A virtual environment of our own: nothing is installed beside it.

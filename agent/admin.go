@@ -85,7 +85,7 @@ func (a *Agent) admin(m *nats.Msg) {
 // serveAdmin runs the requested operation and returns the last line of the answer.
 func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, m *nats.Msg, r *adminReply) (last any, err error) {
 	if directed := s.Verb == verbDrain || s.Verb == verbLabel; directed && s.Kind != subjects.KindNodeAdmin {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s is asked of one node", s.Verb)
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s is for one node: send it to mesh.node.<node>.admin.%s", s.Verb, s.Verb)
 	}
 	if s.Verb == verbInstall {
 		var req deploy.Request
@@ -232,7 +232,7 @@ func (r *adminReply) fail(err error) {
 // sent logs that a message was not sent, if so.
 func (r *adminReply) sent(err error) {
 	if err != nil {
-		r.a.log.Warn("administrative answer not sent", slog.String("error", err.Error()))
+		r.a.log.Warn("administrative answer could not be sent", slog.String("error", err.Error()))
 	}
 }
 

@@ -59,7 +59,7 @@ func TestAdministrativeAnswersNameTheirNode(t *testing.T) {
 
 // The command that an index has run before its import is a step of its own: it
 // may take longer than all others.
-func TestTheInitCommandIsAStep(t *testing.T) {
+func TestInitCommandIsAStepOfTheInstall(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	start(t, s, "one")
@@ -119,7 +119,7 @@ func TestAdministrativeAnswersAreAlive(t *testing.T) {
 
 // The connection of an agent is cut before its second keepalive, and its heartbeats continue
 // afterwards: the caller gets an error and does not wait for ever.
-func TestAnAdministrativeAnswerIsLost(t *testing.T) {
+func TestLostAdministrativeAnswerIsAnError(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	proxy, logs := meshtest.NewProxy(t, s), meshtest.CaptureLogs(t)

@@ -132,7 +132,7 @@ type Agent struct {
 	stopErr error
 
 	running atomic.Pointer[deploy.Manager] // nil until Start is done
-	served  atomic.Bool                    // all that was installed at the start has been built, or failed to be
+	served  atomic.Bool                    // each index that was installed at the start was built, or failed
 
 	instances struct { // imported and not closed
 		sync.Mutex

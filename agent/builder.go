@@ -173,7 +173,7 @@ func makingOf(b deploy.Build) executor.Making {
 	return executor.Making{Account: accountOf(b), Own: len(b.Manifest.Init) > 0, Vars: valuesOf(b.Manifest.Env, b.Env), NoBuild: b.NoBuild}
 }
 
-func pathsOf(all []index.Path) []executor.Path {
+func pathsOf(all []index.Folder) []executor.Path {
 	paths := make([]executor.Path, len(all))
 	for i, p := range all {
 		paths[i] = executor.Path(p)
@@ -194,11 +194,11 @@ func (w *builder) unwritable(b deploy.Build) (warnings []string) {
 		if !filepath.IsAbs(dir) || err != nil || !info.IsDir() || info.Mode()&0o002 != 0 && !level.AtLeast(tool.SandboxStrict) {
 			continue
 		}
-		if !slices.ContainsFunc(slices.Concat(b.Paths, b.Manifest.Paths), func(p index.Path) bool {
+		if !slices.ContainsFunc(slices.Concat(b.Paths, b.Manifest.Paths), func(p index.Folder) bool {
 			rel, err := filepath.Rel(p.Path, dir)
 			return err == nil && filepath.IsLocal(rel)
 		}) {
-			warnings = append(warnings, fmt.Sprintf("the variable %s names a folder that the tools cannot write, as they are not its user: mesh install … --path DIR:rw gives it, in Python paths=[\"DIR:rw\"]", name))
+			warnings = append(warnings, fmt.Sprintf("the tools cannot write the folder that the variable %s names, because it belongs to another user: give it with mesh install … --path DIR:rw, in Python paths=[\"DIR:rw\"]", name))
 		}
 	}
 	return warnings
@@ -286,7 +286,7 @@ func (w *builder) initialise(ctx context.Context, b deploy.Build, env *executor.
 		return err
 	}
 	if err := os.WriteFile(marker, []byte(env.Build), 0o600); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "that the init command has run cannot be noted: %w", err)
+		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "record that the init command has run: %w", err)
 	}
 	progress("init", "done", 65)
 	return nil

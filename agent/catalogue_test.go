@@ -153,7 +153,7 @@ func TestToolsThatCannotBeImportedAreDescribedFromSource(t *testing.T) {
 	gives(t, c, "static.keyed.ask", `{"question":"?","tone":"harsh"}`, `"k?harsh"`)
 }
 
-// A node that cannot make an index's environment says why of its tools; a node that serves
+// A node that cannot make an index's environment lists its tools with the reason; a node that serves
 // them is believed before it.
 func TestANodeThatCannotBuildAnIndexSaysWhy(t *testing.T) {
 	t.Parallel()

@@ -173,7 +173,7 @@ func TestScriptIndex(t *testing.T) {
 	}
 }
 
-// TestScriptDependencies installs a script with a dependency in its block.
+// A script is installed with a dependency in its block.
 func TestScriptDependencies(t *testing.T) {
 	t.Parallel()
 	uv := needsPackages(t)
@@ -281,7 +281,7 @@ func TestCommandIndex(t *testing.T) {
 	}
 }
 
-// TestCommandsAlone serves an index that has no Python at all, while the node's
+// An index without any Python is served, while the node's
 // load is told and sessions end.
 func TestCommandsAlone(t *testing.T) {
 	t.Parallel()

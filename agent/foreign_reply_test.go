@@ -11,9 +11,9 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// TestForeignReplySubject is the attack of docs/protocol, section 2: a caller
+// TestForeignReplySubjectIsNotAnswered is the attack of docs/protocol, section 2: a caller
 // that may call tools names a subject of the broker as its reply subject.
-func TestForeignReplySubject(t *testing.T) {
+func TestForeignReplySubjectIsNotAnswered(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	start(t, s, "one")

@@ -281,7 +281,7 @@ func refused(t *testing.T, nc *nats.Conn, dir string, tc badInput) {
 	}
 }
 
-func TestOneBadToolDoesNotLoseTheIndex(t *testing.T) {
+func TestOneBadToolLeavesTheOthersServed(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	start(t, s, "one")
@@ -394,7 +394,7 @@ func TestAVariableThatIsNotDeclaredIsGivenToAllTools(t *testing.T) {
 	check("installed again without values")
 }
 
-func TestATakenName(t *testing.T) {
+func TestTakenNameIsRefused(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	dir := t.TempDir()
@@ -422,7 +422,7 @@ func TestATakenName(t *testing.T) {
 	}
 }
 
-func TestANameThatAServiceHas(t *testing.T) {
+func TestNameOfAServiceIsRefusedForAnIndex(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	start(t, s, "one")

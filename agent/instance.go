@@ -101,10 +101,10 @@ func (i *instance) Descriptors() []*tool.Descriptor {
 }
 
 // Unavailable implements [deploy.Instance].
-func (i *instance) Unavailable() []deploy.Unavailable {
-	all := make([]deploy.Unavailable, len(i.unavailable))
+func (i *instance) Unavailable() []deploy.NotServed {
+	all := make([]deploy.NotServed, len(i.unavailable))
 	for n, u := range i.unavailable {
-		all[n] = deploy.Unavailable{ID: u.ID, Reason: u.Reason}
+		all[n] = deploy.NotServed{ID: u.ID, Reason: u.Reason}
 	}
 	return all
 }

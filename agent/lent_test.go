@@ -119,7 +119,7 @@ func TestFilesOfAnHonestInitStay(t *testing.T) {
 	gives(t, c, "honest.t.tool", `{}`, `"x"`)
 }
 
-// Only the user of an index can read its files, whatever the sandbox, and only the agent reads the
+// Only the user of an index can read its files, in each sandbox level, and only the agent reads the
 // agent's.
 func TestSourcesAreTheirUsers(t *testing.T) {
 	t.Parallel()

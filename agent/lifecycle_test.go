@@ -20,8 +20,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// TestStopInTheMiddleOfAnInstall stops an agent while the init command of an
-// index runs: the caller is told, and nothing is left.
+// An agent is stopped while the init command of an index runs: the caller gets an error, and nothing is left.
 func TestStopInTheMiddleOfAnInstall(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -270,15 +269,15 @@ func TestAnIndexOfACreatedSession(t *testing.T) {
 	if tools, err := session.Client().List(t.Context()); err != nil || len(tools) != 0 {
 		t.Errorf("the next session sees %v %v", tools, err)
 	}
-	nobodys := func(id subjects.ToolID) {
+	notServed := func(id subjects.ToolID) {
 		t.Helper()
 		meshtest.Until(t, string(id)+" is nobody's", func() bool {
 			_, err := session.Call(t.Context(), id, nil)
 			return toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound
 		})
 	}
-	nobodys("late.t.tool")
-	nobodys("mine.t.tool")
+	notServed("late.t.tool")
+	notServed("mine.t.tool")
 	// A session that expires is just not there any more.
 	install(t, nc, map[string]any{"source": one, "name": "mine", "session": "s1"})
 	if _, err := session.Call(t.Context(), "mine.t.tool", nil); err != nil {
@@ -288,12 +287,11 @@ func TestAnIndexOfACreatedSession(t *testing.T) {
 	if err := testmesh.Store(t, b).DeleteSession(t.Context(), "s1"); err != nil {
 		t.Fatal(err)
 	}
-	nobodys("mine.t.tool")
+	notServed("mine.t.tool")
 	install(t, nc, map[string]any{"source": one, "name": "mine"}) // the name is free
 }
 
-// TestConflictingVersionsSideBySide is why there are indexes: two of them need
-// two major versions of one package.
+// Two indexes that need two versions of one package are served by one agent.
 func TestConflictingVersionsSideBySide(t *testing.T) {
 	t.Parallel()
 	uv := needsPackages(t)
@@ -376,7 +374,7 @@ func TestInstallContinuesWithoutItsCaller(t *testing.T) {
 	})
 }
 
-// An agent that lost its node to another process ends with an error that says so.
+// An agent that lost its node to another process ends with an error.
 func TestANodeThatIsLostIsAnError(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

@@ -124,7 +124,7 @@ func serveNested(t *testing.T, s *meshtest.Server) {
 	t.Cleanup(func() { meshtest.End(t, h) })
 }
 
-// TestToolsCallTools has two nodes and indexes with one slot each: no nested call waits for its own
+// On two nodes and indexes with one slot each no nested call waits for its own
 // caller.
 func TestToolsCallTools(t *testing.T) {
 	t.Parallel()
@@ -263,8 +263,7 @@ func TestToolsCallTools(t *testing.T) {
 	expect(call(c, "ping.t.one", map[string]any{"a": 1}), "2")
 }
 
-// TestNestedCallLosesItsNode has the node of a nested call vanish: the tool
-// hears of it long before its own time is up.
+// The node of a nested call vanishes: the tool gets the error long before its own deadline.
 func TestNestedCallLosesItsNode(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -319,9 +318,8 @@ func TestNestedCallLosesItsNode(t *testing.T) {
 	}()
 }
 
-// A call that is refused because every slot is taken says so in a way that its
-// caller can act on.
-func TestNoSlotIsSaid(t *testing.T) {
+// The error of a call for which every slot is taken names the limit.
+func TestBusyNodeNamesItsLimit(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	startIn(t, s, "one", t.TempDir(), func(o *agent.Options) { o.Slots = 1 })

@@ -33,7 +33,7 @@ func adminOf(t *testing.T, nc *nats.Conn, node subjects.NodeID, verb string, bod
 	return failure
 }
 
-// TestPlacementUnderLoad moves an index from node to node, by its labels and by theirs,
+// An index moves from node to node, by its labels and by theirs,
 // while callers call: it is where the labels say, and no call is lost. Plain clients are
 // among the callers, because those never send a call again.
 func TestPlacementUnderLoad(t *testing.T) {

@@ -55,7 +55,7 @@ func (p *published) again(ctx context.Context, h *host.Host, log *slog.Logger) {
 		}
 		attempt, cancel := context.WithTimeout(ctx, noticeWait)
 		if err := h.Publish(attempt, i.service()); err != nil && ctx.Err() == nil {
-			log.Warn("a tool's quarantine is not in the registry", slog.String("index", string(i.build.Name)), slog.String("error", err.Error()))
+			log.Warn("quarantine of a tool could not be written to the registry", slog.String("index", string(i.build.Name)), slog.String("error", err.Error()))
 		}
 		cancel()
 	}

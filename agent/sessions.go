@@ -48,7 +48,7 @@ func (a *Agent) endSessions(ctx context.Context, view *registry.View) {
 				continue
 			}
 			if err := i.index.EndSession(ctx, bound.Name, bound.Epoch); err != nil {
-				a.log.Warn("the workers of an ended session are not gone yet", slog.String("session", bound.Name), slog.String("error", err.Error()))
+				a.log.Warn("workers of an ended session still run", slog.String("session", bound.Name), slog.String("error", err.Error()))
 			}
 		}
 	}

@@ -52,7 +52,7 @@ def items(n: int):
 	}
 }
 
-// TestUpgradeUnderLoad replaces a revision while callers call: every call is
+// A revision is replaced while callers call: every call is
 // answered by one revision or the other, and none is lost. Plain clients are
 // among the callers, because those never send a call again.
 func TestUpgradeUnderLoad(t *testing.T) {

@@ -138,8 +138,8 @@ command = ["id", "-u"]
 	gives(t, c, "second.t.keep", `{"text":"c"}`, `"c"`)
 }
 
-// A user that tools cannot be is said when the agent starts.
-func TestUsersThatToolsCannotBe(t *testing.T) {
+// An agent with an unknown worker user starts with the reason in its condition.
+func TestInvalidWorkerUserIsRefused(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	a, err := agent.New(s.Connect(t), t.TempDir(), &agent.Options{Node: "one", Environ: os.Environ(), WorkerUser: "nobody of this name"})

@@ -28,7 +28,7 @@ type attempt struct {
 // Keepalive implements [bus.ExchangeUser].
 func (a *attempt) Keepalive(m *nats.Msg, r *codec.Reply) {
 	if m.Reply != "" && a.s.deserted != nil && a.s.deserted() {
-		a.c.bus.NobodyHere(m.Reply)
+		a.c.bus.AnswerNoSubscriber(m.Reply)
 	}
 	if r.High > 0 {
 		a.high.Store(r.High)
@@ -104,7 +104,6 @@ func (a *attempt) request(ctx context.Context, t target, delivery codec.Delivery
 	return msg, nil
 }
 
-// begin prepares one attempt.
 func (c *Client) begin(t target, s *settings) (*attempt, error) {
 	a := &attempt{c: c, s: s, id: t.id, batch: t.batch}
 	a.User, a.Session, a.RPC, a.Findable, a.What = a, s.Session, s.RPCID, !t.batch, "the tool ran"
@@ -154,7 +153,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 		}
 		return &Result{RPCID: s.RPCID, Value: r.Body, Node: r.Node, Boot: r.Boot, Revision: r.Revision, Cache: r.Cache, Warning: r.Warning, LaneWait: r.LaneWait, NodeWait: r.NodeWait, Ref: r.Ref, Took: took}, nil
 	case codec.ReplyNoResponders:
-		return nil, errNobody
+		return nil, errNoResponders
 	case codec.ReplyError:
 		return nil, r.Err
 	}
@@ -164,7 +163,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 // foreign checks a result of a service that is no node of the mesh: nodes name themselves, and send JSON.
 func foreign(r codec.Reply) error {
 	if r.Node == "" && r.Ref == nil && !json.Valid(r.Body) {
-		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the service that answered is no node of the mesh, and its answer is not JSON: %.100q", r.Body).
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the service that answered is not a node of the mesh, and its answer is not JSON: %.100q", r.Body).
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
 	}
 	return nil

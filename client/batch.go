@@ -49,9 +49,10 @@ func (r *BatchResult) Decode(v any) error {
 //
 // [WithRPCID] names the batch: sent again under the same name, no call of it runs twice.
 // [WithTimeout] and ctx bound the whole batch; when ctx ends, its running calls are cancelled.
-// [WithRevision], [WithIsolation], [Idempotent] and [NoCache] have no effect. The error is that
-// of the batch as a whole: invalid_request for a batch without calls, payload_too_large for one
-// that is larger than a message, unavailable if no agent and no router runs batches.
+// [WithRevision], [WithIsolation] and [NoCache] hold for each of its calls; [Idempotent] has no
+// effect. The error is that of the batch as a whole: invalid_request for a batch without calls or
+// with an idempotency key, payload_too_large for one that is larger than a message, unavailable if
+// no agent and no router runs batches.
 func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOption) ([]BatchResult, error) {
 	s, err := c.settings(ctx, opts, "batch_")
 	if err != nil {
@@ -90,7 +91,7 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 		t.batch = true
 		r, err = c.unary(ctx, t, s, body)
 		switch {
-		case errors.Is(err, errNobody):
+		case errors.Is(err, errNoResponders):
 			return final{toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs batches: start an agent, or a router that serves functions").
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)}
 		case err != nil && toolmesh.AsError(err).Started != toolmesh.StartedNo:

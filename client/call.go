@@ -76,7 +76,7 @@ func (c *Client) Cancel(ctx context.Context, rpc subjects.RPCID) (bool, error) {
 	defer stop()
 	reply, err := c.ask(ctx, subject, codec.Encode(codec.Control{Type: codec.ControlCancel}))
 	switch {
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errNobody):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errNoResponders):
 		return false, nil
 	case err != nil:
 		return false, err
@@ -101,8 +101,8 @@ func (c *Client) Running(ctx context.Context, rpc subjects.RPCID) (codec.Where, 
 	return at, callerError(toolmesh.CodeNotFound, "no node runs call %q in session %q: it has ended, or it has another id or session", rpc, c.session)
 }
 
-// where is [bus.Bus.Where]; errNobody if there is no node.
+// where is [bus.Bus.Where]; errNoResponders if there is no node.
 func (c *Client) where(ctx context.Context, node subjects.NodeID, session subjects.SessionID, rpc subjects.RPCID) (codec.Where, error) {
 	at, err := c.bus.Where(ctx, node, session, rpc)
-	return at, nobody(err)
+	return at, noResponders(err)
 }

@@ -66,7 +66,7 @@ func TestCallWithoutAnyNode(t *testing.T) {
 }
 
 // A client of another session shares everything, and closing it closes nothing.
-func TestIn(t *testing.T) {
+func TestCallInAnotherSession(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	h := testmesh.Host(t, s.Connect(t), &host.Options{Session: "s1"})
@@ -122,7 +122,7 @@ func TestServicesThatAreNoNodes(t *testing.T) {
 	_, streamErr := stream("text")
 	for what, err := range map[string]error{"call": err, "stream": streamErr} {
 		if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeProtocolError || !strings.Contains(e.Message, "all well") {
-			t.Errorf("a %s whose answer is no JSON: %v", what, err)
+			t.Errorf("a %s whose answer is not JSON: %v", what, err)
 		}
 	}
 }

@@ -24,7 +24,7 @@ func (c *Client) PutFile(ctx context.Context, path string) (tool.File, error) {
 	defer file.Close() //nolint:errcheck // it was read
 	about, err := file.Stat()
 	if err == nil && !about.Mode().IsRegular() {
-		return tool.File{}, callerError(toolmesh.CodeInvalidArguments, "%s is no plain file", path)
+		return tool.File{}, callerError(toolmesh.CodeInvalidArguments, "%s is not a regular file", path)
 	}
 	if err != nil {
 		return tool.File{}, callerError(toolmesh.CodeInvalidArguments, "the file cannot be read: %w", err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -80,10 +81,15 @@ func (r *reader) follow(ctx context.Context, c *Client, s *settings) error {
 // stored yields the stored items of a stream that no node has any more.
 func (r *reader) stored(ctx context.Context) error {
 	before := r.taken
-	done, err := r.rest(ctx)
-	r.mu.Lock()
-	high := r.high
-	r.mu.Unlock()
+	high := codec.High{Seq: -1}
+	var done bool
+	var err error
+	for wait := restWait; high.Seq < 0 && !done && wait < storedWait; wait *= 2 {
+		done, err = r.rest(ctx, wait)
+		r.mu.Lock()
+		high = r.high
+		r.mu.Unlock()
+	}
 	switch {
 	case done:
 		return err
@@ -110,7 +116,7 @@ func (r *reader) checkEnd(ctx context.Context) (done bool, err error) {
 	if at, err := r.p.c.where(ctx, r.p.Peer().Name(), r.p.s.Session, r.p.s.RPCID); err != nil || at.Tool != "" {
 		return false, nil
 	}
-	if done, err := r.rest(ctx); done {
+	if done, err := r.rest(ctx, restWait); done {
 		return true, err
 	}
 	r.mu.Lock()

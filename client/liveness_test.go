@@ -413,7 +413,7 @@ func TestCallOfAnEarlierStart(t *testing.T) {
 	}
 }
 
-// A node says that it runs a call or a batch, and never ends it: the caller's own time ends it.
+// A node reports that it runs a call or a batch, and never ends it: the caller's own time ends it.
 func TestTimeoutOfANodeThatNeverAnswers(t *testing.T) {
 	t.Parallel()
 	nc := meshtest.Broker(t).Connect(t)

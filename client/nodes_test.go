@@ -60,7 +60,7 @@ func TestHeartbeatOfAnotherName(t *testing.T) {
 
 // A boot id that was heard once and never again is believed until the node's next
 // heartbeat: longer calls that are made then go on, and are sent to the node.
-func TestBeliefInAnotherBootHeals(t *testing.T) {
+func TestWrongBootIsCorrected(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	d := newTools()
@@ -90,7 +90,7 @@ func TestBeliefInAnotherBootHeals(t *testing.T) {
 	}
 }
 
-// An answer says which process made it, and no more: one that names another node,
+// An answer names only the process that made it: one that names another node,
 // with a boot id of its own, ends nothing there.
 func TestAnswerInAnotherNodesName(t *testing.T) {
 	t.Parallel()

@@ -23,13 +23,13 @@ func (c *Client) registry(ctx context.Context, session subjects.SessionID, verb 
 	}
 	body, err := json.Marshal(question)
 	if err != nil {
-		return callerError(toolmesh.CodeInvalidRequest, "the question cannot be written: %w", err)
+		return callerError(toolmesh.CodeInvalidRequest, "encode the request to the registry: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, askWait)
 	defer cancel()
 	m, err := c.askAny(ctx, subject, body)
 	switch {
-	case errors.Is(err, errNobody):
+	case errors.Is(err, errNoResponders):
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry does not answer: no agent or router is in the mesh").
 			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	case errors.Is(err, context.DeadlineExceeded):
@@ -118,7 +118,7 @@ func (c *Client) askAny(ctx context.Context, subject string, body []byte) (*nats
 		select {
 		case a := <-x.Arrived():
 			if a.Err == nil && bus.NoResponders(a.Msg) {
-				return nil, errNobody
+				return nil, errNoResponders
 			}
 			return a.Msg, a.Err
 		case <-again.C:
@@ -128,16 +128,16 @@ func (c *Client) askAny(ctx context.Context, subject string, body []byte) (*nats
 	}
 }
 
-// ask sends one request and waits for one answer; errNobody if none can come.
+// ask sends one request and waits for one answer; errNoResponders if none can come.
 func (c *Client) ask(ctx context.Context, subject string, body []byte) (*nats.Msg, error) {
 	m, err := c.bus.Request(ctx, &nats.Msg{Subject: subject, Data: body})
-	return m, nobody(err)
+	return m, noResponders(err)
 }
 
-// nobody is errNobody for the error of a request that met no subscription, and any other error itself.
-func nobody(err error) error {
+// noResponders returns errNoResponders for the error of a request that met no subscription, else the error itself.
+func noResponders(err error) error {
 	if errors.Is(err, nats.ErrNoResponders) {
-		return errNobody
+		return errNoResponders
 	}
 	return err
 }

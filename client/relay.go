@@ -88,7 +88,7 @@ func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.No
 		if f := (final{}); errors.As(err, &f) {
 			return f.err
 		}
-		if err == nil || !notThere(err) || to.Node != "" && !errors.Is(err, errNobody) {
+		if err == nil || !notThere(err) || to.Node != "" && !errors.Is(err, errNoResponders) {
 			return err
 		}
 		if e := toolmesh.AsError(err); busy(e) {
@@ -101,7 +101,7 @@ func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.No
 
 // notThere reports whether a node did not take a call, so that another may.
 func notThere(err error) bool {
-	if errors.Is(err, errNobody) {
+	if errors.Is(err, errNoResponders) {
 		return true
 	}
 	e := toolmesh.AsError(err)
@@ -158,10 +158,10 @@ func (c *Client) Join(ctx context.Context, id subjects.ToolID, rpc subjects.RPCI
 	for n := 1; at.Node == ""; n++ {
 		asked := time.Now()
 		at, err = c.where(ctx, "", c.session, rpc)
-		if errors.Is(err, errNobody) { // no node at all is there now
+		if errors.Is(err, errNoResponders) { // no node at all is there now
 			wake.After(ctx, bus.WhereWait-time.Since(asked))
 		}
-		silent := ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errNobody))
+		silent := ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errNoResponders))
 		switch {
 		case silent && n >= whereAsks && time.Since(c.bus.State().Since) > whereSettled:
 			return nil, false, nil

@@ -95,7 +95,7 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 			continue
 		}
 		if ctx.Err() != nil || n >= maxAttempts {
-			if errors.Is(err, errNobody) {
+			if errors.Is(err, errNoResponders) {
 				return unserved(id, reason)
 			}
 			return err
@@ -105,10 +105,10 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 			return err // it has waited for as long as routers have it wait
 		case codec.StateGone(e):
 			return err // the caller is to know: the next call would find a new worker
-		case errors.Is(err, errNobody) && t.node != nil:
+		case errors.Is(err, errNoResponders) && t.node != nil:
 			c.shared.routes.forget(s.Session, id, t.node.ID)
 			queueOnly = true
-		case errors.Is(err, errNobody):
+		case errors.Is(err, errNoResponders):
 			if resolved {
 				return unserved(id, reason)
 			}
@@ -214,8 +214,8 @@ func (r *room) wait(ctx context.Context, s *settings, e *toolmesh.Error) bool {
 	return true
 }
 
-// errNobody is NATS's 503: the request met no subscription.
-var errNobody = callerError(toolmesh.CodeUnavailable, "no node serves the tool")
+// errNoResponders is NATS's 503: the request met no subscription.
+var errNoResponders = callerError(toolmesh.CodeUnavailable, "no node serves the tool")
 
 func unserved(id subjects.ToolID, reason string) error {
 	if reason == "" {

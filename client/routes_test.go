@@ -295,7 +295,7 @@ func TestWithoutARegistry(t *testing.T) {
 }
 
 // A node that has gone is forgotten at the first call that finds it gone.
-func TestNodeThatLeft(t *testing.T) {
+func TestCallOfADepartedNode(t *testing.T) {
 	t.Parallel()
 	d := newTools()
 	broker := meshtest.Broker(t)

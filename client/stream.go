@@ -42,6 +42,8 @@ const (
 	replayWait = 5 * time.Second
 	restWait   = 200 * time.Millisecond
 	restTries  = 2
+	// storedWait bounds the time for one answer about a stream that has ended: nothing else is late by it.
+	storedWait = 2 * time.Second
 	// endWait is how long a joined stream brings nothing before its node is asked whether it has ended.
 	endWait = 5 * time.Second
 )
@@ -379,10 +381,10 @@ func (r *reader) lastArrived(since time.Time) time.Time {
 func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err error) {
 	switch reply.Kind {
 	case codec.ReplyNoResponders:
-		return true, errNobody
+		return true, errNoResponders
 	case codec.ReplyError:
 		if r.acked {
-			if done, err := r.rest(ctx); done {
+			if done, err := r.rest(ctx, restWait); done {
 				return true, err
 			}
 		}
@@ -407,7 +409,7 @@ func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err
 
 // checkNode ends the stream when its node is lost, after the stored items if those are complete.
 func (r *reader) checkNode(ctx context.Context) (done bool, err error) {
-	lost := r.p.Look(ctx, r.lastArrived(r.p.Sent())) // that it was asked again is no sign of the node
+	lost := r.p.Look(ctx, r.lastArrived(r.p.Sent())) // sending again is no keepalive of the node
 	switch {
 	case lost == nil:
 		r.away = time.Time{}
@@ -425,15 +427,15 @@ func (r *reader) checkNode(ctx context.Context) (done bool, err error) {
 	case toolmesh.CodeOf(lost) != toolmesh.CodeNodeLost || !r.begun():
 		return true, lost
 	}
-	if done, err := r.rest(ctx); done {
+	if done, err := r.rest(ctx, restWait); done {
 		return true, err
 	}
 	return true, lost
 }
 
 // rest yields the stored items of a stream that no longer grows, and reports whether its end was
-// among them.
-func (r *reader) rest(ctx context.Context) (done bool, err error) {
+// among them. The store is asked twice, and may say nothing for as long as wait.
+func (r *reader) rest(ctx context.Context, wait time.Duration) (done bool, err error) {
 	r.abandonReplay()
 	for tries := 0; tries < restTries; {
 		if done, err := r.yieldAll(ctx); done {
@@ -444,11 +446,11 @@ func (r *reader) rest(ctx context.Context) (done bool, err error) {
 			return false, nil
 		}
 		err, done := error(nil), false
-		for !done && r.asking.silence() < restWait {
+		for !done && r.asking.silence() < wait {
 			select {
 			case err = <-r.asking.done:
 				done = true
-			case <-time.After(restWait / 4):
+			case <-time.After(wait / 4):
 			case <-ctx.Done():
 				return true, ended(ctx, toolmesh.StartedYes)
 			}

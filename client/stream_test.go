@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
@@ -410,6 +411,27 @@ authorization { users: [
 	}
 	if s := wait(t, "follower", followed); s.items != 3 || s.err != nil {
 		t.Errorf("%d items, then %v", s.items, s.err)
+	}
+}
+
+// A store that needs a second for its answer, as on a busy machine, is waited for: its stream has
+// ended, so that nothing else is late by that.
+func TestFollowersOfAnEndedStreamWaitForASlowStore(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	c, nc := newClient(t, broker.Connect(t), nil), broker.Connect(t)
+	if _, err := nc.Subscribe("mesh.replay.default.>", func(m *nats.Msg) {
+		time.AfterFunc(time.Second, func() { _ = m.RespondMsg(&nats.Msg{Header: nats.Header(codec.ReplayEnd(codec.High{}))}) })
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range c.Follow(t.Context(), "ended", 1) {
+		if toolmesh.CodeOf(err) != toolmesh.CodeNotFound {
+			t.Errorf("the store has nothing: %v, want not_found", err)
+		}
 	}
 }
 

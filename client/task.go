@@ -239,7 +239,7 @@ func (c *Client) TaskVerb(ctx context.Context, verb string, q *codec.TaskRequest
 		switch {
 		case err == nil:
 			err = c.readTask(ctx, m, verb == codec.TaskWait, into)
-		case errors.Is(err, errNobody):
+		case errors.Is(err, errNoResponders):
 			err = toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs tasks: start an agent or a router").
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded):

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"slices"
 	"strconv"
 	"time"
@@ -113,6 +114,9 @@ func (b *Batch) parseMembers(body []byte) error {
 	if b.Delivery != DeliverNone && b.Delivery != DeliverInbox {
 		return invalid("header %s is 1: the results of a batch come to the reply subject, say inbox", HeaderStream)
 	}
+	if b.IdempotencyKey != "" {
+		return invalid("header %s: a batch cannot have an idempotency key, only a call with one result", HeaderIdempotencyKey)
+	}
 	if wire.Parallel != nil && json.Unmarshal(wire.Parallel, &b.Independent) != nil {
 		return invalid("parallel is %.40s: it is true or false", wire.Parallel)
 	}
@@ -134,7 +138,7 @@ func (b *Batch) parseMembers(body []byte) error {
 			return err
 		}
 		if seen[m.Index] {
-			return invalid("requests[%d] has the index %d, which another one has: the index names the call", i, m.Index)
+			return invalid("requests[%d] has the index %d of another request: give each request its own index", i, m.Index)
 		}
 		seen[m.Index] = true
 	}
@@ -162,7 +166,7 @@ func (m *Member) parse(i int, raw []byte) error {
 	*m = Member{Index: i, Args: json.RawMessage("{}")}
 	var wire wireMember
 	if unmarshal(raw, &wire) != nil {
-		return invalid("requests[%d] is no object", i)
+		return invalid("requests[%d] is not an object", i)
 	}
 	if wire.Index != nil {
 		n, err := strconv.ParseUint(string(wire.Index), 10, 31)
@@ -207,7 +211,7 @@ func (m *Member) read(wire *wireMember) error {
 	}
 	if wire.Timeout != nil && !isNull(wire.Timeout) {
 		n, err := strconv.ParseInt(string(wire.Timeout), 10, 64)
-		if err != nil || n < 1 {
+		if err != nil && !errors.Is(err, strconv.ErrRange) || n < 1 {
 			return invalid("timeout_ms is %.40s: it is a whole number of milliseconds from 1 on", wire.Timeout)
 		}
 		m.Timeout = toolmesh.Millis(n)

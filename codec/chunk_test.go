@@ -99,7 +99,7 @@ func TestParseChunkRefuses(t *testing.T) {
 	}
 }
 
-func TestHigh(t *testing.T) {
+func TestHighRoundTrips(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]High{"0": {}, "300": {Seq: 300}, "300;terminal": {300, true}, "0;terminal": {0, true}} {
 		if got, err := ParseHigh(text); err != nil || got != want || got.String() != text {

@@ -1,6 +1,7 @@
 package codec
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"sync"
@@ -173,18 +174,11 @@ func isList(name string) bool {
 // checkVersion checks the version and the required features of a request that is not a call.
 // [Request] does so for calls, with their other headers.
 func (h Header) checkVersion() error {
-	var proto, require string
+	var require []string
 	for k, values := range h {
-		switch name := headerName(k); {
-		case len(values) == 0:
-		case name == HeaderProto:
-			if err := h.oneValue(name); err != nil {
-				return err
-			}
-			proto = values[0]
-		case name == HeaderRequire:
-			require = addRequired(require, values)
+		if headerName(k) == HeaderRequire {
+			require = append(require, values...)
 		}
 	}
-	return checkVersion(proto, require)
+	return cmp.Or(h.oneValue(HeaderProto), checkVersion(h.Get(HeaderProto), require))
 }

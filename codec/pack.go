@@ -150,7 +150,7 @@ func (u *unpacker) value(depth int) (err error) {
 // from others: it misses one that ends the body, and takes type 5 for one.
 func (u *unpacker) timestamp() error {
 	if _, err := msgp.ReadExtensionBytes(u.rest, &msgp.RawExtension{Type: msgp.MsgTimeExtension}); err != nil {
-		return fmt.Errorf("it holds an extension type that is no timestamp: %w", err)
+		return fmt.Errorf("it holds an extension type that is not a timestamp: %w", err)
 	}
 	at, rest, err := msgp.ReadTimeBytes(u.rest)
 	if err != nil {
@@ -213,7 +213,7 @@ func (u *unpacker) object(depth int) error {
 			u.to = append(u.to, ',')
 		}
 		if msgp.NextType(u.rest) != msgp.StrType {
-			return fmt.Errorf("a key of an object is no text")
+			return fmt.Errorf("a key of an object is not text")
 		}
 		from := len(u.to)
 		if err := u.text(); err != nil {

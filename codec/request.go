@@ -2,7 +2,9 @@ package codec
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"errors"
 	"math"
 	"strconv"
 	"strings"
@@ -151,9 +153,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 	if len(h) == 0 {
 		return nil
 	}
-	var proto, require, contentType, contentEncoding, accept string
-	var tool, session, ref, digest string
-	var id string
+	var proto, contentType, contentEncoding, accept, tool, session, ref, digest, id string
+	var require []string
 	named := false
 	var first error
 	for k, values := range h {
@@ -162,9 +163,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			continue
 		}
 		if (k != name || len(values) > 1 && strings.HasPrefix(name, "Mesh-")) && !isList(name) {
-			if err := h.oneValue(name); err != nil && first == nil {
-				first = err
-			}
+			first = cmp.Or(first, h.oneValue(name))
 		}
 		v := values[0]
 		var err error
@@ -249,7 +248,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		case HeaderProto:
 			proto = v
 		case HeaderRequire:
-			require = addRequired(require, values)
+			require = append(require, values...)
 		case HeaderContentType:
 			contentType = v
 		case HeaderContentEncoding:
@@ -257,9 +256,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		case HeaderAcceptEncoding:
 			accept = strings.Join(values, ",")
 		}
-		if err != nil && first == nil {
-			first = err
-		}
+		first = cmp.Or(first, err)
 	}
 	// The id first, so that any other error finds its caller.
 	if named {
@@ -302,9 +299,10 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 	return nil
 }
 
+// parseInt reads a whole number of at least so much; one beyond 64 bits is the last that they have.
 func parseInt(name, v string, least int64) (int64, error) {
 	n, err := strconv.ParseInt(strings.TrimSpace(v), 10, 64)
-	if err != nil || n < least {
+	if err != nil && !errors.Is(err, strconv.ErrRange) || n < least {
 		return 0, invalid("header %s is %q: it is a whole number", name, v)
 	}
 	return n, nil
@@ -404,10 +402,11 @@ func (c *Call) Header() Header {
 		}
 	}
 	text(HeaderRPCID, string(c.RPCID))
-	if subjectsHashed(string(c.Session)) {
+	// The real names behind hashed tokens.
+	if subjects.WireName(c.Session) != c.Session {
 		text(HeaderSession, string(c.Session))
 	}
-	if subjectsHashed(string(c.Tool)) {
+	if wire, err := subjects.WireTool(c.Tool); err == nil && wire != c.Tool {
 		text(HeaderTool, string(c.Tool))
 	}
 	flag(HeaderStream, c.Delivery == DeliverLive)
@@ -444,17 +443,4 @@ func (c *Call) Header() Header {
 		CacheBypass.Put(h)
 	}
 	return h
-}
-
-// subjectsHashed reports whether a name may travel as a hashed token, so that
-// its real form must travel in a header: long names only.
-func subjectsHashed(name string) bool {
-	for part := range strings.SplitSeq(name, ".") {
-		if len(part) > 38 {
-			if token, err := subjects.EncodeToken(part); err == nil && subjects.IsHashed(token) && token != part {
-				return true
-			}
-		}
-	}
-	return false
 }

@@ -69,6 +69,9 @@ func TestParsePlainRequest(t *testing.T) {
 		"a repetition from the beginning of time": {h("Mesh-Rpc-Id", "r", "Mesh-Again", "9223372036854775807"), `{"city":"Oslo"}`, base(func(r *Request) {
 			r.RPCID, r.IsAgain, r.Again = "r", true, toolmesh.MaxTime
 		})},
+		"a budget beyond 64 bits": {h("Mesh-Timeout-Ms", "99999999999999999999"), `{"city":"Oslo"}`, base(func(r *Request) {
+			r.HasTimeout, r.Timeout = true, toolmesh.MaxTime
+		})},
 		"a budget beyond any clock": {h("Mesh-Timeout-Ms", "9223372036854775807"), `{"city":"Oslo"}`, base(func(r *Request) {
 			r.HasTimeout, r.Timeout = true, toolmesh.MaxTime
 		})},
@@ -293,6 +296,24 @@ func TestRefusalEchoesTheID(t *testing.T) {
 	}
 	if answer, _ := r.Failure(identity, err, Load{}); answer.Get(HeaderRPCID) != "" {
 		t.Errorf("an empty id is echoed: %v", answer)
+	}
+}
+
+// A session's name is one token, also with dots in it: the header has the real name of each hashed token.
+func TestHashedSessionWithDots(t *testing.T) {
+	t.Parallel()
+	session := subjects.SessionID(strings.Repeat("a", 25) + "." + strings.Repeat("b", 20))
+	text, err := subjects.Tool(session, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := subjects.Parse(text)
+	if err != nil || !subjects.IsHashed(string(s.Session)) {
+		t.Fatalf("%s: %v; want a hashed session", text, err)
+	}
+	call := Call{RPCID: "r", Session: session, Tool: "x"}
+	if r, refusal := ParseRequest(s, call.Header(), nil); refusal != nil || r.Session != session {
+		t.Errorf("got %q, %v, want %q", r.Session, refusal, session)
 	}
 }
 

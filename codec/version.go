@@ -30,17 +30,8 @@ func known(name string) bool {
 	return headerName(name) != "" || slices.ContainsFunc(features, func(f string) bool { return strings.EqualFold(name, f) })
 }
 
-// addRequired adds the values of one spelling of Mesh-Require to those of others:
-// all count, wherever they stand.
-func addRequired(require string, values []string) string {
-	if require != "" {
-		require += ","
-	}
-	return require + strings.Join(values, ",")
-}
-
 // checkVersion checks the version of a message and its required features.
-func checkVersion(proto, require string) error {
+func checkVersion(proto string, require []string) error {
 	if proto != "" {
 		n, err := strconv.Atoi(proto)
 		if err != nil || n < 1 {
@@ -51,7 +42,7 @@ func checkVersion(proto, require string) error {
 				WithDetail("proto", []int{ProtoMin, Proto})
 		}
 	}
-	for name := range strings.SplitSeq(require, ",") {
+	for name := range strings.SplitSeq(strings.Join(require, ","), ",") {
 		if name = strings.TrimSpace(name); name != "" && !known(name) {
 			return toolmesh.Errorf(toolmesh.CodeProtocolError, "the request requires %q, which this node does not know", name).
 				WithDetail("require", name).WithDetail("features", features)

@@ -21,8 +21,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// twoAgents is a mesh of two mesh-agent processes on a broker, each of which has
-// nothing but its address.
+// twoAgents is a mesh of two mesh-agent processes that know only the broker's address.
 type twoAgents struct {
 	*user
 	url  string
@@ -86,7 +85,7 @@ func (u *user) nodes(t *testing.T) map[string]node {
 	return nodes
 }
 
-// heldCalls are commands that call held.t.wait and run until they are let go.
+// heldCalls are commands that call held.t.wait and run until they are released.
 type heldCalls struct {
 	folder string
 	done   chan callEnd
@@ -146,9 +145,8 @@ func (e callEnd) code(t *testing.T) string {
 	return answer.Error.Code
 }
 
-// TestAnAgentIsKilled is the promise of a dead node: no worker outlives its
-// agent, the callers hear of it long before their deadline, and the other agent
-// serves on.
+// An agent is killed: its workers end with it, its callers get node_lost long before their deadline, and the
+// other agent goes on serving.
 func TestAnAgentIsKilled(t *testing.T) {
 	t.Parallel()
 	m := newTwoAgents(t)
@@ -193,7 +191,7 @@ func TestAnAgentIsKilled(t *testing.T) {
 		t.Errorf("a call on the other agent ended: %v", end.result)
 	default:
 	}
-	// The other one serves on, and is the only one that is asked.
+	// The other agent goes on serving, and gets all calls.
 	for range 10 {
 		var answer struct {
 			Result int
@@ -213,8 +211,7 @@ func TestAnAgentIsKilled(t *testing.T) {
 	meshtest.Until(t, "the dead node is off the list", func() bool { return len(m.nodesOf(t, "held.t.fast")) == 1 })
 }
 
-// TestAnAgentIsKilledAndStartsAgain starts an agent on the folder of one that
-// was killed a moment before.
+// An agent starts on the folder of one that was killed a moment before.
 func TestAnAgentIsKilledAndStartsAgain(t *testing.T) {
 	t.Parallel()
 	m := newTwoAgents(t)
@@ -231,8 +228,7 @@ func TestAnAgentIsKilledAndStartsAgain(t *testing.T) {
 	}
 }
 
-// TestSIGTERMLosesNothing stops one of two agents while plain clients, which
-// never send a request again, call without a pause.
+// One of two agents is stopped while plain clients, which never send a request again, call without a pause.
 func TestSIGTERMLosesNothing(t *testing.T) {
 	t.Parallel()
 	m := newTwoAgents(t)
@@ -309,8 +305,7 @@ func TestSIGTERMLosesNothing(t *testing.T) {
 	t.Logf("%d calls and %d streams, by node %v", calls.Load(), streams.Load(), byNode)
 }
 
-// streamItems reads a stream of plain messages and holds them against what they
-// must be.
+// streamItems reads a stream of plain messages and checks them.
 func streamItems(ctx context.Context, nc *nats.Conn, n int) error {
 	m := nats.NewMsg("tools.default.held.t.items")
 	m.Reply = nc.NewInbox()
@@ -344,7 +339,7 @@ func streamItems(ctx context.Context, nc *nats.Conn, n int) error {
 	}
 }
 
-// plain is a connection as anybody's program makes it.
+// plain is a connection of nats.go without options of ours.
 func plain(t *testing.T, url string) *nats.Conn {
 	t.Helper()
 	nc, err := nats.Connect(url)
@@ -355,7 +350,7 @@ func plain(t *testing.T, url string) *nats.Conn {
 	return nc
 }
 
-// TestDrainANode is mesh node drain: the process ends by itself with status 0.
+// After mesh node drain the process ends by itself with status 0.
 func TestDrainANode(t *testing.T) {
 	t.Parallel()
 	m := newTwoAgents(t)
@@ -371,8 +366,7 @@ func TestDrainANode(t *testing.T) {
 	}
 }
 
-// TestTheMeshIsKilled kills mesh up and starts it again: it serves the installed indexes, and earlier streams can
-// be replayed.
+// mesh up is killed and started again: it serves the installed indexes, and earlier streams can be replayed.
 func TestTheMeshIsKilled(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
@@ -459,7 +453,7 @@ func replay(t *testing.T, nc *nats.Conn, rpc string, from int) (items []string, 
 	}
 }
 
-// TestRefusedStarts starts programs that must not start, and checks their output.
+// Programs that must not start say why.
 func TestRefusedStarts(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -529,8 +523,8 @@ func oneNode(t *testing.T, u *user) string {
 	return ""
 }
 
-// TestARouterBesideAnAgent runs mesh-router as a process of its own: it answers
-// for the registry and for replays, and is a service of its own name.
+// mesh-router as a process of its own answers for the registry and for replays, and is a service of its own
+// name.
 func TestARouterBesideAnAgent(t *testing.T) {
 	t.Parallel()
 	m := newTwoAgents(t)

@@ -25,14 +25,14 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// clockEnv says by how much the clock of one of wrongBinaries is wrong, and stepEnv names a
-// file: when that is made, the clock is set back by an hour while the process runs.
+// clockEnv is the error of the clock of one of wrongBinaries. stepEnv names a file: once it exists, the clock is
+// set back by an hour while the process runs.
 const (
 	clockEnv = "WRONG_CLOCK"
 	stepEnv  = "WRONG_CLOCK_STEP"
 )
 
-// wrongClock becomes a part of Go's package time.
+// wrongClock is compiled into Go's package time.
 const wrongClock = `package time
 
 import (
@@ -61,8 +61,8 @@ func init() {
 }
 `
 
-// wrongBinaries builds our binaries with a package time whose wall clock can be set
-// wrong, and returns their folder. The monotonic clock stays what it is.
+// wrongBinaries builds our binaries with a package time whose wall clock can be wrong, and returns their folder.
+// The monotonic clock stays right.
 var wrongBinaries = sync.OnceValues(func() (string, error) {
 	out, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
@@ -117,12 +117,12 @@ func (u *user) withClock(t *testing.T, by time.Duration, env ...string) *user {
 	return &user{home: u.home, bin: binaries, env: append(slices.Clone(u.env), append(env, clockEnv+"="+by.String())...)}
 }
 
-// set is by how much the clocks of a mesh's machines are wrong, and which of them lets
-// the keys of sessions in. The broker's and the test's own are right.
+// set has the errors of the clocks of a mesh's machines, and names the machine that admits the keys of sessions.
+// The broker's and the test's own clocks are right.
 type set struct {
 	a, b, router, line time.Duration
 	issuer             string
-	step               string // the file by which they are set back, if they are
+	step               string // the file that sets them back, or empty
 }
 
 // clockMesh is a mesh on its own broker; its other machines have wrong clocks.
@@ -137,7 +137,7 @@ type clockMesh struct {
 	index  string         // the folder of the index "clocks"
 	keys   string
 	b      *process
-	asks   []string // where it can be asked for the demand
+	asks   []string // addresses that answer /demand
 }
 
 // clocks is an index of tools that count their calls.
@@ -236,7 +236,7 @@ func newClockMesh(t *testing.T, s set) *clockMesh {
 	return m
 }
 
-// lets makes a process admit the keys of sessions.
+// lets returns the flag by which a process admits the keys of sessions.
 func (m *clockMesh) lets(in bool) []string {
 	if !in {
 		return nil
@@ -292,8 +292,8 @@ func (m *clockMesh) everywhere(t *testing.T, version string) {
 	}
 }
 
-// TestClocksDiffer is a mesh of machines whose clocks are hours or days apart: all that it
-// does it does as if they were right, because what is compared is in the broker's time.
+// The clocks of a mesh's machines are hours or days apart: it works as with right ones, because it compares times
+// of the broker only.
 func TestClocksDiffer(t *testing.T) {
 	t.Parallel()
 	if !meshtest.Soak() {
@@ -321,8 +321,8 @@ func TestClocksDiffer(t *testing.T) {
 	}
 }
 
-// TestClocksAreSetBack sets the clocks of agents, router and command line back by an hour
-// while calls run: what is a time from one moment to another goes by the monotonic clock.
+// The clocks of agents, router and command line are set back by an hour while calls run: durations follow the
+// monotonic clock.
 func TestClocksAreSetBack(t *testing.T) {
 	t.Parallel()
 	if !meshtest.Soak() {
@@ -399,7 +399,7 @@ func (m *clockMesh) calls(t *testing.T) {
 	}
 	guest := m.withClock(t, m.set.line, "MESH_NATS_NKEY=")
 	for what, u := range map[string]*user{"the administrator": m.user, "a guest": guest} {
-		for n := range 4 { // of which either node gets some
+		for n := range 4 { // each node gets some
 			name := fmt.Sprintf("name=%s %d", what, n)
 			if r := u.mesh(t, 0, "call", "clocks.t.run", "folder="+m.folder, name, "--timeout=20s"); strings.TrimSpace(r.stdout) != "1" {
 				t.Errorf("%s calls: %v", what, r)
@@ -430,7 +430,7 @@ func (m *clockMesh) repeated(t *testing.T) {
 		if r := request(t, m.nc, on(node, "run"), m.args("late-"+node), "Mesh-Rpc-Id", "late", "Mesh-Again", "1"); string(r.Data) != "1" {
 			t.Errorf("%s: a call whose first request was lost: %v %s", node, r.Header, r.Data)
 		}
-		// Of three hours ago no process of this test knows.
+		// No process of this test has records from three hours ago.
 		r := request(t, m.nc, on(node, "run"), m.args("late-"+node), "Mesh-Rpc-Id", "earlier", "Mesh-Again", "10800000")
 		if r.Header.Get("Mesh-Error-Code") != "node_lost" {
 			t.Errorf("%s: a call that was sent first before the node's start: %v %s", node, r.Header, r.Data)
@@ -535,7 +535,7 @@ func (m *clockMesh) withKey(t *testing.T, session string) *nats.Conn {
 }
 
 func (m *clockMesh) sessions(t *testing.T) {
-	// A key that is not let in fails the command.
+	// A key that is not admitted fails the command.
 	m.mesh(t, 0, "session", "create", "brief", "--key", "--ttl=20s")
 	m.mesh(t, 0, "session", "create", "mine", "--key", "--ttl=30m")
 	var answer struct {
@@ -552,7 +552,7 @@ func (m *clockMesh) sessions(t *testing.T) {
 	}
 	brief, mine := m.withKey(t, "brief"), m.withKey(t, "mine")
 	c := m.client(t, mine, "mine")
-	// The session's worker on a node is its own, and stays.
+	// The session keeps its own worker on a node.
 	calls := make(map[subjects.NodeID]int)
 	call := func() {
 		t.Helper()
@@ -647,7 +647,7 @@ func (m *clockMesh) installs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, version := range []string{"2", "3", "4"} { // by either agent
+	for _, version := range []string{"2", "3", "4"} { // from each agent
 		if err := os.WriteFile(file, []byte(strings.Replace(string(source), "return 1\n", "return "+version+"\n", 1)), 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,6 @@
 package e2e_test
 
-// Requests of a client in Go that knows nats.go, and nothing of ours. e2e/python/test_foreign.py has what such a client does.
+// Requests of a client in Go that uses only nats.go. e2e/python/test_foreign.py has the same for Python.
 
 import (
 	"encoding/json"
@@ -53,7 +53,7 @@ func equalJSON(t *testing.T, what string, got []byte, want string) {
 	}
 }
 
-// TestServiceDiscovery uses the queries of nats micro: each agent is one service.
+// Each agent is one service in the answers to nats micro.
 func TestServiceDiscovery(t *testing.T) {
 	t.Parallel()
 	m := newTwoAgents(t)

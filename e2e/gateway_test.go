@@ -27,8 +27,7 @@ def upper(file: File, title: str) -> File:
     return File(path, type="text/plain")
 `
 
-// TestGatewayPage runs every command of docs/gateway.md, and compares what the gateway lists with what the
-// commands print.
+// Every command of docs/gateway.md works, and the gateway's lists are those that the commands print.
 func TestGatewayPage(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
@@ -97,14 +96,14 @@ func TestGatewayPage(t *testing.T) {
 	if got := shell(`curl -s http://127.0.0.1:8420/v1/calls:batch -d '{"calls":[{"tool":"weather.forecast.today","args":{"city":"Oslo"}},{"tool":"lab.bank.withdraw"}]}'`); !strings.Contains(got, `"rpc_id":"batch_`) || !strings.Contains(got, `"city":"Oslo"`) || !strings.Contains(got, `"code":"invalid_arguments"`) {
 		t.Errorf("a batch: %s", got)
 	}
-	// mesh install handles folders; a source that an agent cannot fetch is a problem.
+	// Only mesh install takes folders: a source that an agent cannot fetch is a problem.
 	if got := shell(`curl -s http://127.0.0.1:8420/v1/indexes -H 'Content-Type: application/json' -d '{"source":"./texts.py"}'` + admin); !strings.Contains(got, `"code":"invalid_request"`) || !strings.Contains(got, "mesh install") {
 		t.Errorf("a folder: %s", got)
 	}
 	if got := shell(`curl -s http://127.0.0.1:8420/v1/indexes -d '{"source":"https://127.0.0.1:1/nothing.git"}'` + admin); !strings.Contains(got, "event: step\n") || !strings.Contains(got, "event: problem\n") {
 		t.Errorf("what cannot be fetched: %s", got)
 	}
-	// The gateway of a router that stops tells the readers of a session's token to go on elsewhere.
+	// The gateway of a stopping router tells readers to continue at another gateway.
 	var readers struct{ Token string }
 	u.json(t, &readers, "session", "create", "readers", "--key", "--json", "--server="+p.url)
 	router, _ := u.start(t, t.TempDir(), "mesh-router", "--server="+p.url, "--nkey="+filepath.Join(p.dir, "keys", "node.nk"), "--gateway-listen=127.0.0.1:0")

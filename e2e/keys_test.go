@@ -12,9 +12,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// A NATS server of one's own, configured by mesh auth template: the machine's owner
-// administers with a key, the agent joins with another, and a guest without
-// a key calls and can do nothing more.
+// An operator's NATS server, configured by mesh auth template: its owner administers with one key, the agent joins
+// with another, and a guest without a key can only call.
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	owner := newUser(t)
@@ -62,9 +61,8 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// TestNATSPage does what docs/operations/nats.md says under Steps, in its order, as a
-// person with a NATS server of their own: only the server's address and the folder of
-// its files are others.
+// The steps of docs/operations/nats.md work in their order, with another address of the server and another folder
+// of its files.
 func TestNATSPage(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)

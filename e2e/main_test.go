@@ -19,7 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// Of the whole run: the folder of everything that it shares, and of the binaries.
+// Of all tests: the folder of shared files, and that of the binaries.
 var shared, bin string
 
 // root is the repository's folder, seen from this one.

@@ -22,7 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// peakMemory is the most that a process has had in memory, in bytes.
+// peakMemory returns the max resident memory of a process, in bytes.
 func peakMemory(t *testing.T, pid int) int64 {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -40,8 +40,8 @@ func peakMemory(t *testing.T, pid int) int64 {
 	return n << 10
 }
 
-// A file of 256 MB goes to a tool and comes back through a broker whose messages have a
-// megabyte, and neither caller nor agent nor broker takes more than 64 MB for it.
+// A file of 256 MB goes to a tool and back through a broker with messages of a megabyte: caller, agent and broker
+// take at most 64 MB each for it.
 func TestMemoryOfAFile(t *testing.T) {
 	t.Parallel()
 	if !meshtest.Soak() {
@@ -50,9 +50,8 @@ func TestMemoryOfAFile(t *testing.T) {
 	needsPackages(t)
 	const size, room = 256 << 20, 64 << 20
 	u := newUser(t)
-	// What nats-server has read it keeps until its garbage collector needs the room; by itself
-	// an object store's put and get of the same file have it take 140 MB. Its own limit is what
-	// its documentation has operators set.
+	// nats-server keeps buffers until its garbage collector needs the room: put and get of the same file in an
+	// object store take 140 MB. GOMEMLIMIT is the limit that its documentation recommends.
 	broker, url := natsProcess(t, newUser(t, "GOMEMLIMIT=96MiB"))
 	agent := u.agent(t, url, "alone")
 	index, err := filepath.Abs(filepath.Join("python", "indexes", "files"))
@@ -124,13 +123,13 @@ func TestMemoryOfAFile(t *testing.T) {
 	if sumOf(t, large) != sumOf(t, back) {
 		t.Error("what came back is another file")
 	}
-	raw := byHand(t, url, large)
+	raw := objectStoreTime(t, url, large)
 	t.Logf("there and back in %v, an object store's put and get of both in %v: %.2f", took.Round(time.Millisecond), raw.Round(time.Millisecond), took.Seconds()/raw.Seconds())
 }
 
-// byHand is how long it takes, the best of three times, to put a file into an object store and get it, twice: what
-// goes to a tool and comes back.
-func byHand(t *testing.T, url, path string) time.Duration {
+// objectStoreTime returns the best of three times for two puts and gets of a file in an object store: the argument and the
+// result of a call.
+func objectStoreTime(t *testing.T, url, path string) time.Duration {
 	t.Helper()
 	nc, err := nats.Connect(url)
 	if err != nil {
@@ -171,7 +170,7 @@ func byHand(t *testing.T, url, path string) time.Duration {
 	return best
 }
 
-// natsProcess starts nats-server, as it is on the shelf, with JetStream and its own bounds.
+// natsProcess starts nats-server with JetStream and its own default limits.
 func natsProcess(t *testing.T, u *user) (p *process, url string) {
 	t.Helper()
 	if out, err := exec.Command("go", "build", "-o", filepath.Join(bin, "nats-server"), "github.com/nats-io/nats-server/v2").CombinedOutput(); err != nil {

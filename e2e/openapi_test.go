@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// shapes are tools that fail at no arguments that fit, with schemas that refer to themselves.
+// shapes are tools with recursive schemas that succeed for all fitting arguments.
 const shapes = `"""Shapes of arguments."""
 # /// script
 # dependencies = []
@@ -40,9 +40,9 @@ def letters(text: str) -> Iterator[str]:
     yield from text[:5]
 `
 
-// Other projects' programs take the gateway's OpenAPI document: redocly's linter has nothing to say,
-// schemathesis finds no 5xx and no status that is not documented, and a generated client calls a tool.
-// make openapi runs it, with the programs where MESH_OPENAPI says.
+// Other projects' programs accept the gateway's OpenAPI document: redocly's linter reports nothing, schemathesis
+// finds no 5xx and no undocumented status, and a generated client calls a tool. make openapi runs it with the
+// programs in the folder MESH_OPENAPI.
 func TestOpenAPIOfOthers(t *testing.T) {
 	tools := os.Getenv("MESH_OPENAPI")
 	if tools == "" {

@@ -18,17 +18,17 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// process is one of our programs that runs until it is told to stop.
+// process is one of our programs that runs until it is stopped.
 type process struct {
 	cmd  *exec.Cmd
-	dir  string // its data folder, which is on the command line of all its workers
+	dir  string // its data folder, which the command lines of all its workers name
 	url  string // of mesh up
 	logs *tape
 	done chan struct{}
 	err  error // once done is closed
 }
 
-// tape keeps the output of a process and lets others wait for a text.
+// tape keeps the output of a process; await waits for a text in it.
 type tape struct {
 	mu      sync.Mutex
 	text    bytes.Buffer
@@ -88,7 +88,7 @@ func (u *user) start(t *testing.T, dir, name string, args ...string) (p *process
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	go func() { // ends with the process, which the cleanup sees to
+	go func() { // ends with the process, which the cleanup ends
 		p.err = p.cmd.Wait()
 		close(p.done)
 	}()
@@ -111,7 +111,7 @@ func (u *user) start(t *testing.T, dir, name string, args ...string) (p *process
 	return p, stdout
 }
 
-// signal tells a process; one that has ended is left alone.
+// signal sends a signal to a process, unless it has ended.
 func (p *process) signal(t *testing.T, s syscall.Signal) {
 	t.Helper()
 	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -131,15 +131,15 @@ func (p *process) end(t *testing.T) int {
 	}
 }
 
-// kill ends a process without giving it a chance.
+// kill ends a process by SIGKILL.
 func (p *process) kill(t *testing.T) {
 	t.Helper()
 	p.signal(t, syscall.SIGKILL)
 	p.end(t)
 }
 
-// processes lists the processes that were started with files of its data
-// folder, itself not: workers, and what keeps them together.
+// processes lists the other processes with its data folder on their command line: workers, and those that watch
+// them.
 func (p *process) processes(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -179,7 +179,7 @@ func (u *user) gateway(t *testing.T, args ...string) (p *process, url string) {
 	return p, found[2]
 }
 
-// agent runs mesh-agent with nothing but where NATS is, and waits until it is ready.
+// agent runs mesh-agent with the address of NATS alone, and waits until it is ready.
 func (u *user) agent(t *testing.T, url, node string) *process {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), node)
@@ -200,7 +200,7 @@ func example(t *testing.T, name string) string {
 	return dir
 }
 
-// held is an index of a tool that says when it runs and runs until it may go.
+// held is an index with a tool that reports its start and runs until it is released.
 func held(t *testing.T) string {
 	t.Helper()
 	return testmesh.Repository(t, "held", map[string]string{

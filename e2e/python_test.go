@@ -15,9 +15,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// TestPythonClients runs e2e/python in a virtual environment of its own: a client
-// that knows nats-py alone, against a mesh, and our package against such as its
-// tests start.
+// e2e/python passes in a virtual environment of its own: a client that uses only nats-py, on a mesh of this test,
+// and our package on meshes that its tests start.
 func TestPythonClients(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)

@@ -35,9 +35,8 @@ func fencedBlocks(t *testing.T, page string) []fenced {
 	return blocks
 }
 
-// TestREADME does what the page says, in its order, in a folder like a fresh
-// clone: it pastes the commands into a shell, runs the programs, and compares
-// what is printed with what the page shows.
+// README works in its order in a folder like a fresh clone: its commands are pasted into a shell, its programs
+// run, and their output is compared with the page.
 func TestREADME(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
@@ -142,8 +141,7 @@ func TestREADME(t *testing.T) {
 	}
 }
 
-// TestQuickStartPage does the same for the commands of docs/quickstart.md that
-// need no network.
+// The commands of docs/quickstart.md that need no network work likewise.
 func TestQuickStartPage(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
@@ -187,8 +185,7 @@ func TestQuickStartPage(t *testing.T) {
 	}
 }
 
-// TestJSON holds what --json prints against the shapes that scripts of other
-// people rely on.
+// The output of --json has the shapes on which scripts rely.
 func TestJSON(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
@@ -299,7 +296,7 @@ func TestJSON(t *testing.T) {
 		if err := json.Unmarshal([]byte(lines[len(lines)-1]), &answer); err != nil || answer.Error.Code != tc.code || answer.Error.Message == "" {
 			t.Errorf("mesh %v: want the code %s: %v", tc.args, tc.code, r)
 		}
-		// Without --json the same is said to a person, on stderr.
+		// Without --json the same is on stderr, for a person.
 		r = u.mesh(t, tc.status, tc.args...)
 		if r.stdout != "" || r.stderr == "" {
 			t.Errorf("mesh %v without --json: %v", tc.args, r)
@@ -307,7 +304,7 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// TestDemo is the first thing that anybody runs.
+// make demo shows all of its steps and leaves nothing behind.
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)

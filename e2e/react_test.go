@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// An agent of DSPy in a worker uses the Go functions of the service that asked
-// it: three calls deep, and item by item.
+// An agent of DSPy in a worker uses the Go functions of the service that called it: three calls deep, and item by
+// item.
 func TestAnAgentCallsItsCaller(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)

@@ -11,8 +11,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// The file that mesh session create --key writes is what users of other libraries of NATS
-// give them, and a server that mesh auth template configures takes what they send.
+// Other NATS libraries take the key file of mesh session create --key, and a server configured by mesh auth
+// template admits them.
 func TestSessionKeysWithOtherLibraries(t *testing.T) {
 	t.Parallel()
 	owner := newUser(t)

@@ -10,14 +10,14 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// handedIn are tasks in every state. The commands that submitted them have ended.
+// handedIn has tasks in every state. The commands that submitted them have ended.
 type handedIn struct {
 	folder string
 	ids    []string
 }
 
-// handIn submits tasks that run until they are let go: as many as running do so, the others wait for room, one is
-// between two attempts, and one is to come.
+// handIn submits tasks that run until they are released: running of them run, the others wait for room, one is
+// between two attempts, and one is scheduled.
 func (u *user) handIn(t *testing.T, name string, all, running int) *handedIn {
 	t.Helper()
 	h := &handedIn{folder: open(t)}
@@ -42,7 +42,7 @@ func (u *user) handIn(t *testing.T, name string, all, running int) *handedIn {
 	return h
 }
 
-// end lets the tasks go, and waits until each has its result.
+// end releases the tasks, and waits until each has its result.
 func (u *user) end(t *testing.T, h *handedIn) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(h.folder, "go"), nil, 0o644); err != nil {
@@ -69,8 +69,7 @@ func open(t *testing.T) string {
 	return folder
 }
 
-// TestTasksOutliveAgentAndRouter kills the router and then an agent, which run tasks and
-// have their calls.
+// The router and then an agent, which run tasks and their calls, are killed.
 func TestTasksOutliveAgentAndRouter(t *testing.T) {
 	t.Parallel()
 	const slots, all = 2, 12
@@ -92,8 +91,7 @@ func TestTasksOutliveAgentAndRouter(t *testing.T) {
 	}
 }
 
-// TestTasksOutliveAWholeMesh kills broker, agent and router at once, and starts them again
-// on what they have left.
+// Broker, agent and router are killed at once, and started again on their folders.
 func TestTasksOutliveAWholeMesh(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)

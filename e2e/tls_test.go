@@ -23,10 +23,9 @@ import (
 	"github.com/toolmesh/toolmesh/internal/testmesh"
 )
 
-// tlsMesh serves the tool lab.double on a NATS server that wants TLS, a client's
-// certificate and a password. It returns a folder with NATS contexts as the nats command
-// keeps them: "tls" for that mesh, "first" for a server without one that speaks no word in
-// the clear, and the files that they name: ca.pem, client.pem, client-key.pem.
+// tlsMesh serves the tool lab.double on a NATS server that demands TLS, a client's certificate and a password. It
+// returns a folder with contexts of the nats command: "tls" for that mesh, "first" for a server without a mesh
+// that uses TLS from the first byte, and their files ca.pem, client.pem, client-key.pem.
 func tlsMesh(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

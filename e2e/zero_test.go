@@ -46,9 +46,8 @@ func demandOf(t *testing.T, address, pool string) (d demand) {
 	return d
 }
 
-// TestToZeroAndBack takes the only agent of a pool away: calls of its index, by a plain NATS
-// client and the command line, and a task wait, the demand of the pool says so on all
-// routers, and the agent that comes then answers them.
+// The only agent of a pool is removed: calls of its index, by a plain NATS client and the command line, and a task
+// wait, all routers report them as the pool's demand, and the next agent answers them.
 func TestToZeroAndBack(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -70,7 +69,7 @@ func TestToZeroAndBack(t *testing.T) {
 	}
 	nc := plain(t, s.URL)
 	standsBy(t, nc)
-	// Its tools are known, and others are not found.
+	// Its tools are known; others are not found.
 	if r := u.mesh(t, 0, "ls"); !strings.Contains(r.stdout, "held.t.fast") {
 		t.Errorf("mesh ls: %v", r)
 	}
@@ -141,8 +140,8 @@ func TestToZeroAndBack(t *testing.T) {
 	meshtest.Until(t, "nothing waits", func() bool { d := demandOf(t, addresses[0], "x"); return d.Awaiting == 0 && d.Tasks == 0 })
 }
 
-// TestARouterIsKilledThatHoldsCalls kills one of two routers: the calls of our clients that
-// waited there wait at the other one then, and each runs once.
+// One of two routers is killed: the calls of our clients that waited there then wait at the other one, and each
+// runs once.
 func TestARouterIsKilledThatHoldsCalls(t *testing.T) {
 	t.Parallel()
 	const calls = 4

@@ -14,7 +14,7 @@ import (
 
 // A schema that JSON cannot express, or that grows with each use of its content,
 // costs at most its own tool's description.
-func TestNoAnnotationTakesItsIndexAlong(t *testing.T) {
+func TestBadAnnotationCostsOnlyItsTool(t *testing.T) {
 	t.Parallel()
 	var source strings.Builder
 	source.WriteString(typesPrelude)

@@ -432,7 +432,7 @@ func TestWithoutABaseAnIndexStartsAnInterpreter(t *testing.T) {
 	meshtest.Until(t, "the end of the base is noticed", func() bool { return len(log.bases()) == 0 })
 	// A new one cannot be made.
 	file := filepath.Join(t.TempDir(), "python")
-	planted(t, file, "#!/bin/sh\ncase \"$*\" in *'base()'*) exit 1; esac\nexec "+spec.Env.Base+" \"$@\"\n")
+	planted(t, file, "#!/bin/sh\ncase \"$*\" in *'base.main()'*) exit 1; esac\nexec "+spec.Env.Base+" \"$@\"\n")
 	other := *spec.Env
 	other.Base, spec.Env = file, &other
 	ix := open(t, x, spec)

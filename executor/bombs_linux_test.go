@@ -108,7 +108,7 @@ func peakOf(folder string, f func()) int {
 // even after another call exceeded it: with control groups at any moment, without them it is
 // stopped before it has all that it wants. Its processes are gone when its error arrives, or
 // soon after, and the next call is served.
-func TestBombsThatDeclareNothing(t *testing.T) {
+func TestForkBombsWithoutDeclaredLimitsEnd(t *testing.T) {
 	for _, guard := range []string{"groups", "watchdog"} {
 		t.Run(guard, func(t *testing.T) {
 			if guard == "watchdog" && !meshtest.Soak() && sharedExecutor(t).MemoryGuard() != "watchdog" {
@@ -218,7 +218,7 @@ if __name__ == "__main__":
 }
 
 // An import is not a call, and has a limit of its own, enforced by the kernel.
-func TestABombThatIsImported(t *testing.T) {
+func TestForkBombAtImportEnds(t *testing.T) {
 	if !meshtest.Soak() {
 		t.Skip("not run: it starts a thousand processes: make soak")
 	}

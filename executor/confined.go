@@ -105,6 +105,6 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 // launch starts the process above a program, startup/command.py, in a folder.
 func (x *Executor) launch(interpreter, dir string) sandbox.Command {
 	return sandbox.Command{
-		Path: interpreter, Args: []string{"-I", "-S", "-c", python.Bootstrap("command(sys.argv[2])"), x.files}, Env: []string{"LANG=C.UTF-8"}, Dir: dir,
+		Path: interpreter, Args: []string{"-I", "-S", "-c", python.Bootstrap("command", "main(sys.argv[2])"), x.files}, Env: []string{"LANG=C.UTF-8"}, Dir: dir,
 	}
 }

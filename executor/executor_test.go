@@ -10,7 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 )
 
-func TestOptionsThatCannotBeAreRefusedByName(t *testing.T) {
+func TestInvalidOptionsAreRefusedByName(t *testing.T) {
 	t.Parallel()
 	for field, o := range map[string]*executor.Options{
 		"Sandbox": {Sandbox: "none at all"}, "MaxResult": {MaxResult: 2 << 30},

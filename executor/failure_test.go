@@ -111,7 +111,7 @@ func failingIndex(t *testing.T, change func(*executor.Options)) *executor.Index 
 		"bad_str", "type_error_inside", "deep", "posonly", "nested", "big")
 }
 
-func TestToolErrorsTellTheToolsStory(t *testing.T) {
+func TestToolErrorsHaveTypeMessageAndTrace(t *testing.T) {
 	t.Parallel()
 	ix := failingIndex(t, nil)
 
@@ -228,7 +228,7 @@ func TestArgumentsThatDoNotFitAreRefusedBeforeTheToolRuns(t *testing.T) {
 	mustCall(t, ix, "t.ok", ``, `1`)
 }
 
-func TestTooLargeIsSaidWhereItIsMade(t *testing.T) {
+func TestTooLargeResultsAreRefusedByTheWorker(t *testing.T) {
 	t.Parallel()
 	ix := failingIndex(t, func(o *executor.Options) { o.MaxResult = 1000 })
 	e := mustFail(t, ix, "t.big", `{"n":2000}`, toolmesh.CodePayloadTooLarge)

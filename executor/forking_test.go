@@ -165,7 +165,7 @@ func warned(t *testing.T, ix *executor.Index, reason string) {
 	for _, served := range ix.Tools() {
 		want := "isolation fork starts a new interpreter for each call: "
 		if served.Name == "t.warm" {
-			want = "its worker is no fork but imports the index anew: "
+			want = "its worker is not forked but imports the index anew: "
 		}
 		if !slices.ContainsFunc(served.Warnings, func(w string) bool { return strings.HasPrefix(w, want) && strings.Contains(w, reason) }) {
 			t.Errorf("the warnings of %s are %q, want one that begins with %q and says %q", served.Name, served.Warnings, want, reason)

@@ -11,7 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 )
 
-// TestLongCallsDoNotWaitForEachOther starts as many calls as there may be workers, none of which
+// As many calls start as there may be workers, none of which
 // ends before all have begun, first without known durations of calls, and later with brief ones.
 func TestLongCallsDoNotWaitForEachOther(t *testing.T) {
 	t.Parallel()
@@ -49,7 +49,7 @@ def brief(): return 1
 	}
 }
 
-// TestUnfinishedEnvironmentsGo starts an executor in a folder where another one
+// An executor starts in a folder where another one
 // was killed in the middle of its work.
 func TestUnfinishedEnvironmentsGo(t *testing.T) {
 	t.Parallel()

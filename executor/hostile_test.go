@@ -43,7 +43,7 @@ def f(): return 1
 // A module that speaks to the agent in its zygote's name harms its index alone: that
 // is opened or not, within the time of a start, it is closed at once, and no
 // descriptor stays with the agent.
-func TestAModuleThatSpeaksForItsZygote(t *testing.T) {
+func TestModuleForgesFramesOfItsZygote(t *testing.T) {
 	for name, says := range map[string]string{
 		"three descriptions":      "for _ in range(3): say(frames.DESCRIBED, described)",
 		"forks nobody asked for":  "for _ in range(9): say(frames.FORKED, forked, 1)",
@@ -122,7 +122,7 @@ func FuzzInputOfWorkers(f *testing.F) {
 		f.Skip(why)
 	}
 	setup := fmt.Sprintf(`{"root":%[1]q,"cwd":%[1]q,"paths":[%[1]q],"tools":["t.f"],"exclude":{},"secrets":null,"sandbox":"none","folder":"","adopt":{"environ":"","executable":%[2]q,"argv":[%[2]q,"-I","-c",%[3]q,%[4]q]}}`,
-		spec.SourceDir, spec.Env.Python, python.Bootstrap("confined()"), files)
+		spec.SourceDir, spec.Env.Python, python.Bootstrap("zygote", "confined()"), files)
 	fork := `{"kind":"sync","limit":1000,"isolation":"warm","limits":{}}`
 	for _, typ := range []frame.Type{frame.Setup, frame.Fork, frame.Become, frame.Call, 0, 99} {
 		f.Add(frame.Append(nil, frame.Header{Type: typ}, []byte(setup)))
@@ -131,7 +131,7 @@ func FuzzInputOfWorkers(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		proc, err := spawner.Start(sandbox.Command{
-			Path: spec.Env.Base, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), files},
+			Path: spec.Env.Base, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("zygote", "main(sys.argv[2])"), files},
 			Env: []string{"PATH=/usr/bin:/bin"}, Dir: dir,
 			Sandbox: tool.SandboxGuard, // with mounts of its own, at any level
 		})

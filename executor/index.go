@@ -359,7 +359,7 @@ func (ix *Index) openGroup(ctx context.Context, g *group) error {
 		case t.policy.Isolation == toolmesh.IsolationFork:
 			t.Warnings = append(t.Warnings, "isolation fork starts a new interpreter for each call: "+why)
 		default:
-			t.Warnings = append(t.Warnings, "its worker is no fork but imports the index anew: "+why)
+			t.Warnings = append(t.Warnings, "its worker is not forked but imports the index anew: "+why)
 		}
 		ix.byName[t.Name] = t
 	}
@@ -384,7 +384,6 @@ func (ix *Index) quarantine(name string) *pool.Quarantine {
 	})
 }
 
-// keyOf is the key of the pool for a call.
 func (t *served) keyOf(call Call) poolKey {
 	key := poolKey{groupKey: t.group.key, async: t.Kind.Async(), isolation: t.policy.Isolation.Tighter(call.Isolation), limits: t.policy.Limits}
 	switch {
@@ -448,7 +447,6 @@ func (ix *Index) poolConfig(key poolKey) pool.Config {
 	return cfg
 }
 
-// everyPool are the current pools.
 func (ix *Index) everyPool() map[poolKey]*leased {
 	ix.poolsMu.Lock()
 	defer ix.poolsMu.Unlock()

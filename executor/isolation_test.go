@@ -171,7 +171,7 @@ func TestNothingSurvivesASingleUseWorker(t *testing.T) {
 }
 
 // Forks share random values drawn at import, new interpreters do not.
-func TestAForkIsACopyOfTheImportAndAFreshOneIsNot(t *testing.T) {
+func TestForkCopiesTheImportAndFreshDoesNot(t *testing.T) {
 	perSingle(t, func(t *testing.T, ix *executor.Index) {
 		drawn := map[string]bool{}
 		for range 3 {

@@ -93,7 +93,7 @@ func TestBuildsWriteOnlyBesideTheirSources(t *testing.T) {
 				t.Skip("not root")
 			}
 			dir := t.TempDir()
-			outside, err := os.MkdirTemp("", "outside-") // which anybody may write
+			outside, err := os.MkdirTemp("", "outside-") // writable for all users
 			if err == nil {
 				err = os.Chmod(outside, 0o777) //nolint:gosec // see above
 			}

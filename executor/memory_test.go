@@ -201,7 +201,7 @@ func TestMemoryThatTheMachineLacks(t *testing.T) {
 }
 
 // A call is not blamed for processes that the kernel killed before it began.
-func TestKillsOfAnEarlierCall(t *testing.T) {
+func TestEarlierKillsOfTheKernelDoNotCount(t *testing.T) {
 	t.Parallel()
 	x, groups := memoryGuarded(t)
 	dir := writeFiles(t, map[string]string{"t.py": memoryTools + `
@@ -268,7 +268,7 @@ def later(fifo: str):
 
 // Memory outside of the limit's meaning does not count: pages that a worker shares with its
 // zygote until it writes to them, and the kernel's cache of files that it read.
-func TestMemoryThatIsNoneOfTheCalls(t *testing.T) {
+func TestSharedAndCachedMemoryDoesNotCount(t *testing.T) {
 	t.Parallel()
 	x, _ := memoryGuarded(t)
 	dir := writeFiles(t, map[string]string{"t.py": `

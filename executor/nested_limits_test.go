@@ -511,7 +511,7 @@ def send(kind, number, body=b"", flags=0):
         write_all(channel.current._outlet.fd, HEADER.pack(len(body), kind, flags, 0, number) + body)
 
 def about(call=None, **more):
-    head = json.dumps({"call": channel.current._call() if call is None else call, "tool": "t.slow", **more}).encode()
+    head = json.dumps({"call": channel.current.caller() if call is None else call, "tool": "t.slow", **more}).encode()
     return len(head).to_bytes(4, "little") + head
 
 def forge(how):

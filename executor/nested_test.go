@@ -745,7 +745,7 @@ func TestInstalledPackageComesFirst(t *testing.T) {
 	mustCallNested(t, ix, "t.one", `{"a":1}`, `[true,2]`)
 }
 
-// A module that calls while it is imported is told so.
+// A module that calls a tool during its import gets an error.
 func TestNoCallsAtImport(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, sharedExecutor(t), "from toolmesh import mesh\nmesh.call('t.ok')\ndef ok(): pass\n", "ok")

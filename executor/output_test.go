@@ -222,7 +222,7 @@ func TestFloodOfOutputIsCutAndBlocksNoCall(t *testing.T) {
 	mustCall(t, ix, "t.ok", `{}`, `1`)
 }
 
-func TestOutputOfConcurrentCoroutinesIsToldApart(t *testing.T) {
+func TestOutputOfConcurrentCoroutinesIsSeparate(t *testing.T) {
 	t.Parallel()
 	ix := talkingIndex(t)
 	var wg sync.WaitGroup

@@ -85,7 +85,7 @@ func TestACrashStormEndsInQuarantine(t *testing.T) {
 }
 
 // A tool is not blamed for the crash of another that ran at the same time.
-func TestTheInnocentAreNotQuarantined(t *testing.T) {
+func TestToolsNextToACrashAreNotQuarantined(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, sharedExecutor(t), fatalTools, fatalNames...)
 	stop := make(chan struct{})

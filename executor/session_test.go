@@ -120,8 +120,8 @@ func TestACallWaitsForItsSessionsWorker(t *testing.T) {
 	}
 }
 
-// Row F5: a session is told once that its state was lost.
-func TestASessionIsToldThatItsWorkerIsGone(t *testing.T) {
+// Row F5: one call of a session reports the loss of its state.
+func TestLostWorkerOfASessionIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	const gone = "session_worker_unavailable"
 	ix := openSession(t, nil)

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// nobody is the number of an ordinary user that every system has.
+// nobody is the id of an ordinary user that every system has.
 const nobody = 65534
 
 // whileParentLives ends this process with the test that started it, however that

@@ -552,7 +552,7 @@ func TestAllExceptionsAreReported(t *testing.T) {
 	}
 }
 
-// The defects that running the reference library showed, each of which is none here.
+// Defects of the reference library, none of which exists here.
 func TestTheTwelveDefects(t *testing.T) {
 	t.Parallel()
 	x := newExecutor(t, func(o *executor.Options) { o.Environ = append(os.Environ(), "HOST_ONLY=1") })

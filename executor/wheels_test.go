@@ -55,7 +55,7 @@ func locked(t *testing.T, x *executor.Executor, dir string) executor.Lock {
 
 // A wheel has files for any place in an environment, and code that an interpreter runs at
 // its start. Nothing of it runs while it is installed, and the frame of the environment is ours.
-func TestWheelsThatWantToBeTheEnvironment(t *testing.T) {
+func TestWheelsDoNotReplaceFilesOfTheEnvironment(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
 	x := newExecutor(t, nil)
@@ -182,7 +182,7 @@ func TestAnInitCommandMakesHugeFiles(t *testing.T) {
 
 // An init command is a stranger's code: its changes to its environment run only confined, and
 // nothing is written through its links.
-func TestAnInitCommandIsAStranger(t *testing.T) {
+func TestInitCommandIsConfined(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
 	x := newExecutor(t, nil)

@@ -20,12 +20,7 @@ import (
 func (q *request) showCall() (any, error) {
 	rpc := subjects.RPCID(q.r.PathValue("rpc_id"))
 	at, err := q.c.Running(q.ctx, rpc)
-	return struct {
-		RPCID subjects.RPCID  `json:"rpc_id"`
-		State string          `json:"state"`
-		Tool  subjects.ToolID `json:"tool"`
-		Node  subjects.NodeID `json:"node"`
-	}{rpc, "running", at.Tool, at.Node}, err
+	return object{"rpc_id": rpc, "state": "running", "tool": at.Tool, "node": at.Node}, err
 }
 
 // cancelCall answers DELETE /v1/calls/{rpc_id}.
@@ -118,11 +113,12 @@ func (q *request) install() (any, error) {
 		Rev    string             `json:"rev"`
 		Env    map[string]string  `json:"env"`
 	}
-	if err := q.read(&in); err != nil {
+	const example = `{"source":"owner/repo or a URL","name":"NAME","rev":"REV","env":{"K":"V"}}`
+	if err := q.read(&in, example); err != nil {
 		return nil, err
 	}
 	if in.Source == "" {
-		return nil, refused(toolmesh.CodeInvalidRequest, `source is missing: the body is {"source":"owner/repo or a URL","name","rev","env"}`)
+		return nil, refused(toolmesh.CodeInvalidRequest, "source is missing: the body has the form %s", example)
 	}
 	if source, err := index.Parse(in.Source); err == nil && source.Kind != index.KindGit {
 		return nil, refused(toolmesh.CodeInvalidRequest, "source is %q, a path: write a repository (owner/repo) or its URL; mesh install installs folders", in.Source)

@@ -47,7 +47,7 @@ func (q *request) batch() (any, error) {
 		} `json:"calls"`
 		Parallel bool `json:"parallel"`
 	}
-	if err := q.read(&in); err != nil {
+	if err := q.read(&in, `{"calls":[{"tool":"ID","args":{},"timeout":"5s"}],"parallel":false}`); err != nil {
 		return nil, err
 	}
 	calls := make([]client.BatchCall, len(in.Calls))
@@ -236,7 +236,7 @@ func (q *request) toolCalls() (any, error) {
 		Provider string            `json:"provider"`
 		Calls    []json.RawMessage `json:"calls"`
 	}
-	if err := q.read(&in); err != nil {
+	if err := q.read(&in, `{"provider":"openai","calls":[{}]}`); err != nil {
 		return nil, err
 	}
 	p, ok := providers[in.Provider]
@@ -254,7 +254,7 @@ func (q *request) toolCalls() (any, error) {
 		var one given
 		err := json.Unmarshal(raw, &one)
 		if made[i] = p.read(&one); err != nil || made[i].name == "" || made[i].id == "" && !p.anonymous {
-			return nil, refused(toolmesh.CodeInvalidRequest, "call %d is no tool call of %s", i, in.Provider)
+			return nil, refused(toolmesh.CodeInvalidRequest, "call %d is not a tool call of %s", i, in.Provider)
 		}
 		id, args, changed, err := fit(q.ctx, q.c, q.l, subjects.ToolID(made[i].name), made[i].args)
 		if err != nil {

@@ -17,7 +17,7 @@ import (
 func (g *Gateway) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && namesLoopback(local.String()) && !namesLoopback(r.Host) {
-			fail(w, refused(toolmesh.CodePermissionDenied, "the Host %q is no name of this machine: a gateway on a loopback address answers to localhost and 127.0.0.1 only", r.Host), "")
+			fail(w, refused(toolmesh.CodePermissionDenied, "the Host %q is not a name of this machine: a gateway on a loopback address answers to localhost and 127.0.0.1 only", r.Host), "")
 			return
 		}
 		if origin := r.Header.Get("Origin"); origin != "" {
@@ -179,7 +179,7 @@ func namesLoopback(host string) bool {
 func originOf(text string) (string, error) {
 	u, err := url.Parse(strings.TrimSpace(text))
 	if err != nil || u.Scheme == "" || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/")+u.RawQuery+u.Fragment != "" {
-		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "--cors-origin: %q is no origin: write SCHEME://HOST or SCHEME://HOST:PORT, such as https://app.example", text).WithOrigin(toolmesh.OriginCaller)
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "--cors-origin: %q is not an origin: write SCHEME://HOST or SCHEME://HOST:PORT, such as https://app.example", text).WithOrigin(toolmesh.OriginCaller)
 	}
 	host := strings.TrimSuffix(u.Host, map[string]string{"http": ":80", "https": ":443"}[u.Scheme])
 	return u.Scheme + "://" + strings.ToLower(host), nil

@@ -105,11 +105,11 @@ func (l *link) readOnly() bool { return l != nil && l.key.ReadOnly }
 
 // spend takes calls from the token's rate. The error is busy and says when to retry.
 func (l *link) spend(calls int) error {
-	if l == nil || l.key.Rate == 0 {
+	if l == nil || l.key.Calls == 0 {
 		return nil
 	}
 	l.limited.Do(func() {
-		l.limiter = rate.NewLimiter(rate.Limit(l.key.Rate), max(1, int(math.Ceil(l.key.Rate))))
+		l.limiter = rate.NewLimiter(rate.Limit(float64(l.key.Calls)/l.key.In.Seconds()), l.key.Calls)
 	})
 	now := time.Now()
 	taken := l.limiter.ReserveN(now, calls)
@@ -121,7 +121,7 @@ func (l *link) spend(calls int) error {
 		return nil
 	}
 	taken.CancelAt(now)
-	return refused(toolmesh.CodeBusy, "the token may make %v calls in a second, and has made them", l.key.Rate).WithDetail("retry_after_ms", max(1, wait.Milliseconds()))
+	return refused(toolmesh.CodeBusy, "the token may make %d calls in %v, and has made them", l.key.Calls, l.key.In).WithDetail("retry_after_ms", max(1, wait.Milliseconds()))
 }
 
 // hide removes tools that the token may not use from the suggestions of an error.

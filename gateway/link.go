@@ -109,7 +109,7 @@ func tokenOf(r *http.Request) (token, error) {
 	prefix, raw, err := nkeys.DecodeSeed([]byte(seed))
 	clear(raw)
 	if err != nil || prefix != nkeys.PrefixByteUser {
-		return token{}, unauthenticated("the token is no seed of a key of the mesh: mesh session create NAME --key makes one")
+		return token{}, unauthenticated("the token is not the seed of a key of the mesh: mesh session create NAME --key makes one")
 	}
 	sum := sha256.Sum256([]byte(seed))
 	return token{hex.EncodeToString(sum[:]), seed}, nil
@@ -119,36 +119,26 @@ func unauthenticated(format string, args ...any) *toolmesh.Error {
 	return refused(codeUnauthenticated, format, args...)
 }
 
-// open returns the client for a request, in its session, and a function that releases it.
-func (g *Gateway) open(r *http.Request) (*link, *client.Client, func(), error) {
+// open returns the link of a request's token, and its client in the request's session. Release the link. If another
+// request's session made the link fail, open tries again with its own.
+func (ls *links) open(r *http.Request) (*link, *client.Client, error) {
 	t, err := tokenOf(r)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	named := r.Header.Get("Mesh-Session")
-	l, err := g.links.get(r.Context(), t, subjects.SessionID(named))
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	c := l.client
-	if named != "" {
-		c = c.In(subjects.SessionID(named))
-	}
-	return l, c, sync.OnceFunc(func() { g.links.release(l) }), nil
-}
-
-// get returns the link of a token and makes it if needed. Release it. If another request's session made the link
-// fail, get tries again with its own.
-func (ls *links) get(ctx context.Context, t token, named subjects.SessionID) (*link, error) {
-	for {
-		l, err := ls.join(ctx, t, named)
-		if err == nil || l == nil || l.named == named || toolmesh.CodeOf(err) != codeUnauthenticated {
-			return l, err
+	named := subjects.SessionID(r.Header.Get("Mesh-Session"))
+	for err == nil {
+		l, failed := ls.join(r.Context(), t, named)
+		switch {
+		case failed == nil && named == "":
+			return l, l.client, nil
+		case failed == nil:
+			return l, l.client.In(named), nil
+		case l == nil || l.named == named || toolmesh.CodeOf(failed) != codeUnauthenticated:
+			err = failed
 		}
 	}
+	return nil, nil, err
 }
 
-// join is one attempt of get. With an error it returns the link that failed, if there was one.
+// join is one attempt of open. With an error it returns the link that failed, if there was one.
 func (ls *links) join(ctx context.Context, t token, named subjects.SessionID) (*link, error) {
 	ls.mu.Lock()
 	if ls.closed {
@@ -199,7 +189,7 @@ func (ls *links) begin(t token, named subjects.SessionID) (*link, error) {
 	}
 	if !l.known {
 		if ls.strangers >= strangersMax {
-			return nil, busy("the gateway connects with %d other tokens that the mesh may not know: try again", strangersMax)
+			return nil, busy("the gateway is checking %d other new tokens: try again", strangersMax)
 		}
 		ls.strangers++
 	}
@@ -254,40 +244,35 @@ func (ls *links) close() {
 // make connects a link and keeps it until it ends.
 func (ls *links) make(l *link) {
 	ls.dials[l.known] <- struct{}{}
-	nc, session, err := l.connect()
+	nc, err := l.connect()
 	<-ls.dials[l.known]
-	if err = ls.count(l, err); err != nil && nc != nil {
-		nc.Close()
+	if nc != nil {
+		defer nc.Close()
+	}
+	log := ls.g.log
+	if l.digest != "" {
+		log = log.With(slog.String("token", l.digest[:12]))
+	}
+	if err = ls.count(l, err); err == nil {
+		l.bus, err = bus.New(nc, &bus.Options{Caller: l.session, Logger: log})
 	}
 	if err == nil {
-		log := ls.g.log
-		if l.digest != "" {
-			log = log.With(slog.String("token", l.digest[:12]))
-		}
-		if l.bus, err = bus.New(nc, &bus.Options{Caller: session, Logger: log}); err == nil {
-			if l.client, err = client.NewOn(l.bus, &client.Options{Session: session, Logger: log}); err != nil {
-				l.bus.Close()
-			}
-		}
-		if err != nil {
-			nc.Close()
-		}
+		defer l.bus.Close()
+		l.client, err = client.NewOn(l.bus, &client.Options{Session: l.session, Logger: log})
 	}
-	l.session, l.err = session, err
-	if err != nil {
+	if err == nil {
+		defer l.client.Close()
+	} else {
 		ls.mu.Lock()
 		ls.drop(l, err) // the next request tries again
 		ls.mu.Unlock()
 	}
+	l.err = err
 	close(l.made)
-	if err != nil {
-		return
+	if err == nil {
+		l.follow()
+		l.mcp.close()
 	}
-	l.follow()
-	l.mcp.close()
-	l.client.Close()
-	l.bus.Close()
-	nc.Close()
 }
 
 // count counts a link as connected if err is nil and the gateway takes one more, and returns why it is not.
@@ -330,39 +315,33 @@ func (l *link) follow() {
 
 // connect connects with a token and finds its session: the broker lets a key subscribe to the inbox of its own
 // session only.
-func (l *link) connect() (*nats.Conn, subjects.SessionID, error) {
+func (l *link) connect() (*nats.Conn, error) {
 	if l.proof == nil {
-		nc, err := l.dial(subjects.SharedInbox)
-		return nc, subjects.DefaultSession, err
+		l.session = subjects.DefaultSession
+		return l.dial(subjects.SharedInbox)
 	}
-	type candidate struct {
-		session subjects.SessionID
-		inbox   string
+	named, inboxes := l.key.Session, []string(nil)
+	if !l.known {
+		named, inboxes = l.named, []string{subjects.InboxAdmin, subjects.SharedInbox}
 	}
-	var candidates []candidate
-	named := l.named
-	if l.known {
-		named = l.key.Session
-	} else {
-		candidates = []candidate{{subjects.DefaultSession, subjects.InboxAdmin}, {subjects.DefaultSession, subjects.SharedInbox}}
+	if own, err := subjects.InboxPrefix(named); named != "" && err == nil {
+		inboxes = append(inboxes, own)
 	}
-	if named != "" {
-		if inbox, err := subjects.InboxPrefix(named); err == nil {
-			candidates = append(candidates, candidate{named, inbox})
-		}
-	}
-	for _, c := range candidates {
-		nc, err := l.dial(subjects.KeyedInbox(c.inbox, access.Digest(l.public))) // the inbox names the key to audits
+	for _, inbox := range inboxes {
+		nc, err := l.dial(subjects.KeyedInbox(inbox, access.Digest(l.public))) // the inbox names the key to audits
 		if err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		if bus.MayHear(nc, nc.NewInbox()) {
-			l.ofAdmin = c.inbox == subjects.InboxAdmin
-			return nc, c.session, nil
+			l.session, l.ofAdmin = named, inbox == subjects.InboxAdmin
+			if l.ofAdmin || inbox == subjects.SharedInbox {
+				l.session = subjects.DefaultSession
+			}
+			return nc, nil
 		}
 		nc.Close()
 	}
-	return nil, "", unauthenticated("the token is of no session that is known here: name its session in the header Mesh-Session")
+	return nil, unauthenticated("the token's session is unknown here: name it in the header Mesh-Session")
 }
 
 // dial makes one connection. The error is unauthenticated where the broker refuses it.
@@ -396,7 +375,7 @@ func (l *link) dial(inbox string) (*nats.Conn, error) {
 	nc, err := l.g.opts.Dial(options...)
 	switch {
 	case isRefusal(err):
-		return nil, unauthenticated("the mesh does not know the token: it was revoked, its session has ended, or it is of another mesh; without a token it may take none")
+		return nil, unauthenticated("the mesh does not know the token: it was revoked, its session has ended, or it belongs to another mesh")
 	case err != nil:
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway cannot connect to the mesh: %w", err).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}
@@ -417,9 +396,4 @@ func (l *link) revoke() {
 	}
 	l.g.log.Info("a token was revoked", slog.String("token", l.digest[:min(len(l.digest), 12)]))
 	ls.drop(l, errRevoked)
-}
-
-// within returns a context that also ends with the link.
-func (l *link) within(ctx context.Context) (context.Context, context.CancelCauseFunc) {
-	return endsWith(ctx, l.ctx)
 }

@@ -3,10 +3,8 @@ package gateway
 import (
 	"cmp"
 	"errors"
-	"math"
 	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -27,18 +25,9 @@ type problem struct {
 	Started   toolmesh.Started `json:"started,omitzero"`
 	Errors    any              `json:"errors,omitempty"`
 	Nearest   any              `json:"nearest,omitempty"`
-	Exception *exception       `json:"exception,omitempty"`
+	Exception object           `json:"exception,omitempty"`
 	// RetryAfterMS serves MCP clients, which get no header.
 	RetryAfterMS int64 `json:"retry_after_ms,omitempty"`
-
-	retryAfter time.Duration
-}
-
-// exception describes an exception of a tool.
-type exception struct {
-	Type       string `json:"type"`
-	Message    string `json:"message"`
-	Stacktrace string `json:"stacktrace"`
 }
 
 // problemOf is the problem of an error.
@@ -46,7 +35,7 @@ func problemOf(err error, rpc subjects.RPCID) problem {
 	e := toolmesh.AsError(err)
 	p := problem{
 		Status: e.Code.Number(), Code: e.Code, Detail: e.Message, RPCID: rpc, Started: e.Started,
-		Errors: e.Details["errors"], Nearest: e.Details["nearest"], retryAfter: e.RetryAfter(),
+		Errors: e.Details["errors"], Nearest: e.Details["nearest"], RetryAfterMS: e.RetryAfter().Milliseconds(),
 	}
 	switch {
 	case errors.Is(err, errMediaType):
@@ -54,7 +43,7 @@ func problemOf(err error, rpc subjects.RPCID) problem {
 	case e.Code == codeUnauthenticated:
 		p.Status = http.StatusUnauthorized
 	case e.Code == toolmesh.CodeToolError:
-		p.Exception = &exception{e.Type, e.Message, e.Stacktrace}
+		p.Exception = object{"type": e.Type, "message": e.Message, "stacktrace": e.Stacktrace}
 	}
 	return p
 }
@@ -77,7 +66,7 @@ func writeProblem(w http.ResponseWriter, p problem) {
 	case http.StatusUnauthorized:
 		h.Set("WWW-Authenticate", `Bearer realm="toolmesh", error="invalid_token"`)
 	case http.StatusTooManyRequests:
-		h.Set("Retry-After", strconv.Itoa(max(1, int(math.Ceil(p.retryAfter.Seconds())))))
+		h.Set("Retry-After", strconv.FormatInt(max(1, (p.RetryAfterMS+999)/1000), 10))
 	}
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")

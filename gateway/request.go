@@ -1,13 +1,13 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"mime"
 	"net/http"
-	"reflect"
 	"strings"
 	"time"
 
@@ -48,10 +48,10 @@ func (g *Gateway) with(handle handler) http.HandlerFunc {
 		if r.ContentLength != 0 {
 			within(w, bodyTime)
 		}
-		l, c, done, err := g.open(r)
+		l, c, err := g.links.open(r)
 		if err == nil {
-			defer done()
-			ctx, cancel := l.within(r.Context())
+			defer g.links.release(l)
+			ctx, cancel := endsWith(r.Context(), l.ctx)
 			defer cancel(nil)
 			q := &request{w: w.(*pacedWriter), r: r, g: g, l: l, c: c, ctx: ctx}
 			defer func() { l.release(bodyBytes, q.held) }()
@@ -103,38 +103,20 @@ func (q *request) send(status int, body []byte) error {
 	return nil
 }
 
-// read reads a JSON body, which is an object.
-func (q *request) read(into any) error {
+// read reads a JSON body, which has the form of an example.
+func (q *request) read(into any, example string) error {
 	body, err := q.body()
 	if err != nil {
 		return err
 	}
 	err = json.Unmarshal(body, into)
-	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
-	switch {
-	case err == nil:
-		return nil
-	case !ok:
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return refused(toolmesh.CodeInvalidRequest, "%s of the request's body is JSON of type %s: the body has the form %s", cmp.Or(wrong.Field, "all"), wrong.Value, example)
+	}
+	if err != nil {
 		return refused(toolmesh.CodeInvalidRequest, "the request's body is not valid JSON: %w", err)
-	case wrong.Field == "":
-		return refused(toolmesh.CodeInvalidRequest, "the request's body is JSON of type %s: send an object", wrong.Value)
 	}
-	return refused(toolmesh.CodeInvalidRequest, "%s in the request's body is JSON of type %s: send %s", wrong.Field, wrong.Value, wanted(wrong.Type.Kind()))
-}
-
-// wanted names the JSON that a field of a body takes.
-func wanted(kind reflect.Kind) string {
-	switch kind {
-	case reflect.String:
-		return "a string"
-	case reflect.Bool:
-		return "true or false"
-	case reflect.Slice:
-		return "an array"
-	case reflect.Struct, reflect.Map:
-		return "an object"
-	}
-	return "a number"
+	return nil
 }
 
 // heldReader reads a part of a request's body into memory, and counts its bytes until the request ends.

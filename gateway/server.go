@@ -49,7 +49,7 @@ type Server struct {
 // Listen starts to serve a gateway. The server closes the gateway when it stops.
 func Listen(ctx context.Context, g *Gateway, o ListenOptions) (*Server, error) {
 	if _, _, err := net.SplitHostPort(o.Address); err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%q is no address: write HOST:PORT", o.Address)
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%q is not an address: write HOST:PORT", o.Address)
 	}
 	if !namesLoopback(o.Address) && !o.Insecure && o.CertFile == "" {
 		return nil, ErrInsecure

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"net/http"
 	"strconv"
 	"sync"
@@ -54,7 +55,7 @@ func (q *request) stream(in *call, lines bool) error {
 }
 
 // errLeaving ends the reading of a stream when the gateway stops.
-var errLeaving = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops, and the stream goes on: read it within 10 seconds at GET /v1/calls/{rpc_id}/stream of any gateway").
+var errLeaving = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops, the stream goes on: continue it within 10 seconds at GET /v1/calls/{rpc_id}/stream of any gateway").
 	WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedUnknown)
 
 // why returns the error that ended a stream: that of the link, if the link has ended, else err.
@@ -91,21 +92,18 @@ func (q *request) followStream() (any, error) {
 
 // startOf returns the number of the item that a reader resumes at.
 func startOf(r *http.Request) (int64, error) {
-	if text := r.URL.Query().Get("from"); text != "" {
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || n < 1 {
-			return 0, refused(toolmesh.CodeInvalidRequest, "from is %q: it is the number of an item, from 1 on", text)
-		}
-		return n, nil
+	name, text, first := "from", r.URL.Query().Get("from"), int64(1)
+	if text == "" {
+		name, text, first = "Last-Event-ID", r.Header.Get("Last-Event-ID"), 0 // the next item is wanted
 	}
-	if text := r.Header.Get("Last-Event-ID"); text != "" {
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || n < 0 || n+1 < 1 {
-			return 0, refused(toolmesh.CodeInvalidRequest, "Last-Event-ID is %q: it is the id of an item", text)
-		}
-		return n + 1, nil
+	if text == "" {
+		return 1, nil
 	}
-	return 1, nil
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < first || n == math.MaxInt64 {
+		return 0, refused(toolmesh.CodeInvalidRequest, "%s is %q: it is the number of an item, from %d on", name, text, first)
+	}
+	return n + 1 - first, nil
 }
 
 // streamWriter writes the items of one stream as events or as lines.
@@ -123,13 +121,12 @@ type streamWriter struct {
 
 // during runs do and writes keepalives until it returns.
 func (s *streamWriter) during(do func() error) error {
-	over := false
+	var timer *time.Timer // nil once do has returned
 	s.mu.Lock()
-	var timer *time.Timer
 	timer = time.AfterFunc(keepalive, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if !over {
+		if timer != nil {
 			s.keep()
 			timer.Reset(keepalive)
 		}
@@ -138,8 +135,8 @@ func (s *streamWriter) during(do func() error) error {
 	defer func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		over = true
 		timer.Stop()
+		timer = nil
 	}()
 	return do()
 }

@@ -63,12 +63,12 @@ func (q *request) listTools() (any, error) {
 			about[i] = shown.JSON
 		}
 	}
-	answer := struct {
-		Tools any             `json:"tools"`
-		Next  subjects.ToolID `json:"next,omitempty"`
-	}{append([]registry.ListedTool{}, page...), next}
+	answer := object{"tools": append([]registry.ListedTool{}, page...)}
 	if full || format != "" {
-		answer.Tools = about
+		answer["tools"] = about
+	}
+	if next != "" {
+		answer["next"] = next
 	}
 	return tagged(answer)
 }

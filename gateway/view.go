@@ -87,7 +87,7 @@ func newView(key viewKey, c *client.Client, m *mcpLink) *view {
 		Logging: &mcp.LoggingCapabilities{},
 	}})}
 	v.server.AddResourceTemplate(&mcp.ResourceTemplate{
-		Name: "result", URITemplate: resultURI + "{id}", Description: "All of a result of which a call gave the beginning, for 15 minutes.",
+		Name: "result", URITemplate: resultURI + "{id}", Description: "The whole result of a call that returned only its beginning, for 15 minutes.",
 	}, v.readResult)
 	v.touch()
 	serverOf := func(*http.Request) *mcp.Server { return v.server }
@@ -236,7 +236,7 @@ func (v *view) answerList(ctx context.Context, q *mcp.ListToolsRequest) (*mcp.Li
 	if q.Params != nil && q.Params.Cursor != "" {
 		name, err := base64.RawURLEncoding.DecodeString(q.Params.Cursor)
 		if err != nil || len(name) == 0 {
-			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "the cursor is none of this list"}
+			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "the cursor does not belong to this list: list from the beginning"}
 		}
 		after = string(name)
 	}
@@ -311,10 +311,14 @@ func (v *view) call(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolR
 		case findTools:
 			return v.findTools(ctx, q)
 		case callTool:
-			var err error
-			if name, q, err = called(q); err != nil {
-				return nil, err
+			var in struct {
+				Name      string
+				Arguments json.RawMessage
 			}
+			if err := json.Unmarshal(q.Params.Arguments, &in); err != nil || in.Name == "" {
+				return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "call_tool takes the name of a tool, and its arguments"}
+			}
+			name, q.Params.Arguments = in.Name, in.Arguments
 		}
 	}
 	t, err := v.find(ctx, name)
@@ -463,7 +467,6 @@ func rpcError(err error) error {
 	if !ok {
 		number = jsonrpc.CodeInternalError
 	}
-	p.RetryAfterMS = p.retryAfter.Milliseconds() // MCP clients get no header
 	return &jsonrpc.Error{Code: number, Message: p.Detail, Data: p.encode()}
 }
 
@@ -488,14 +491,6 @@ var searchTools = []*mcp.Tool{
 	},
 }
 
-// foundTool is a tool in the result of find_tools.
-type foundTool struct {
-	Name        string  `json:"name"`
-	Description string  `json:"description"`
-	InputSchema any     `json:"inputSchema"`
-	Score       float64 `json:"score"`
-}
-
 // findTools handles a call of find_tools.
 func (v *view) findTools(ctx context.Context, q *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 	in := struct {
@@ -513,32 +508,17 @@ func (v *view) findTools(ctx context.Context, q *mcp.CallToolRequest) (*mcp.Call
 	if err != nil {
 		return nil, rpcError(err)
 	}
-	found := []foundTool{}
+	found := []object{}
 	for _, t := range answer.Tools {
 		if one := list.byID[t.ID]; one != nil {
-			found = append(found, foundTool{one.tool.Name, one.tool.Description, one.tool.InputSchema, t.Score})
+			found = append(found, object{"name": one.tool.Name, "description": one.tool.Description, "inputSchema": one.tool.InputSchema, "score": t.Score})
 		}
 	}
-	body, err := tool.MarshalPlain(map[string]any{"tools": found})
+	body, err := tool.MarshalPlain(object{"tools": found})
 	if err != nil {
 		return nil, rpcError(err)
 	}
 	return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: string(body)}}, StructuredContent: json.RawMessage(body)}, nil
-}
-
-// called returns the call inside a call of call_tool.
-func called(q *mcp.CallToolRequest) (string, *mcp.CallToolRequest, error) {
-	var in struct {
-		Name      string
-		Arguments json.RawMessage
-	}
-	if err := json.Unmarshal(q.Params.Arguments, &in); err != nil || in.Name == "" {
-		return "", nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "call_tool takes the name of a tool, and its arguments"}
-	}
-	inner, params := *q, *q.Params
-	params.Arguments = in.Arguments
-	inner.Params = &params
-	return in.Name, &inner, nil
 }
 
 // failedTool returns a failure that a model can act on.

@@ -153,7 +153,7 @@ func TestResultsEndWithTheirSession(t *testing.T) {
 	}
 }
 
-// A private tool's results are its session's, whatever it declares.
+// A private tool's results belong to its session, even if it declares cache_shared.
 func TestSessionToolsShareNothing(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
@@ -247,7 +247,7 @@ func TestCachedExecutionOutlivesItsCaller(t *testing.T) {
 	}
 }
 
-// Errors are not kept, whatever they are.
+// Errors of no kind are kept.
 func TestErrorsAreNotKept(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -384,7 +384,7 @@ func TestRepetitionsBesideKeptResults(t *testing.T) {
 	}
 }
 
-// A call with an idempotency key gets its key's result, whatever the cache holds by then.
+// A call with an idempotency key gets its key's result, not that of the cache.
 func TestKeysTakePrecedenceOverCachedResults(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

@@ -48,11 +48,11 @@ func over() context.Context {
 	return ctx
 }
 
-// nobody waits until a request for a tool finds no subscription.
-func nobody(t *testing.T, nc *nats.Conn, subject string) {
+// unserved waits until a request for a tool finds no subscription.
+func unserved(t *testing.T, nc *nats.Conn, subject string) {
 	t.Helper()
 	n := 0
-	meshtest.Until(t, "nobody serves "+subject, func() bool {
+	meshtest.Until(t, subject+" has no subscription", func() bool {
 		n++
 		_, err := nc.Request(subject, fmt.Appendf(nil, `{"key":"%d"}`, n), 10*time.Second)
 		return errors.Is(err, nats.ErrNoResponders)
@@ -72,7 +72,7 @@ func TestDrainWhileAServiceIsPublished(t *testing.T) {
 	}()
 	wait(t, "a service asks the registry", at.reached)
 	go func() { drained <- r.h.Drain(t.Context()) }()
-	nobody(t, r.nc, "tools.default.desk.note")
+	unserved(t, r.nc, "tools.default.desk.note")
 	at.release()
 	if err := wait(t, "the service is published, or not", published); err == nil {
 		t.Error("a service was published on a node that drains")
@@ -80,7 +80,7 @@ func TestDrainWhileAServiceIsPublished(t *testing.T) {
 	if err := wait(t, "the drain", drained); err != nil {
 		t.Error(err)
 	}
-	nobody(t, r.nc, "tools.s.late")
+	unserved(t, r.nc, "tools.s.late")
 }
 
 // While a node stops, a tool that is being removed has no subscription left.
@@ -96,7 +96,7 @@ func TestStopWhileAToolIsRemoved(t *testing.T) {
 	}()
 	wait(t, "the removal waits for the registry", at.reached)
 	stop(t, r.h)
-	nobody(t, r.nc, "tools.default.desk.note")
+	unserved(t, r.nc, "tools.default.desk.note")
 	at.release()
 	if err := wait(t, "the removal", removed); err != nil && !errors.Is(err, context.Canceled) {
 		t.Log(err) // the connection may be gone

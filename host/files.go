@@ -44,7 +44,7 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 	f := n.files.uploads[id]
 	n.files.mu.Unlock()
 	if f == nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker sends a file %q that it has not begun", what)
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker sent a part of file %q before its beginning", what)
 	}
 	have, _, _ := f.Size()
 	switch {
@@ -56,7 +56,7 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 		}
 		return []byte("{}"), f.Write(body, nil)
 	case verb != "end":
-		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker asks %q of a file", what)
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker sent the unknown request %q about a file", what)
 	case have != f.size:
 		return nil, toolmesh.Errorf(toolmesh.CodeToolError, "the file had %d bytes when it was announced, and has %d now", f.size, have)
 	}

@@ -103,9 +103,9 @@ func decodeArgs[In any](call *Call) (In, error) {
 	}
 	problem := tool.Problem{
 		Expected: "what the function's type takes", Got: "something else",
-		Message: fmt.Sprintf("the arguments do not fit the function's type: %v", err),
+		Message: fmt.Sprintf("the arguments do not fit the function's parameter type: %v", err),
 	}
-	return in, toolmesh.Errorf(toolmesh.CodeInvalidArguments, "the arguments do not fit the function's type: %w", err).
+	return in, toolmesh.Errorf(toolmesh.CodeInvalidArguments, "the arguments do not fit the function's parameter type: %w", err).
 		WithDetail("errors", []tool.Problem{problem}).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 }
 

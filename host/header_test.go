@@ -109,9 +109,8 @@ func TestVersionOfReplayAndControl(t *testing.T) {
 	}
 }
 
-// Whoever may publish may be refused as often as he likes: the log stays short,
-// and tells how often.
-func TestRefusalsAreToldSeldom(t *testing.T) {
+// The log of any number of refused requests of one publisher stays short, and has their number.
+func TestRefusalsAreLoggedSeldom(t *testing.T) {
 	t.Parallel()
 	logs := meshtest.CaptureLogs(t)
 	r := newRig(t, &rigOptions{host: host.Options{Logger: logs.Logger, Service: "-"}})
@@ -125,7 +124,7 @@ func TestRefusalsAreToldSeldom(t *testing.T) {
 		}
 	}
 	meshtest.Until(t, "all are refused", func() bool { return r.h.Figures().RefusedReplies >= 2*n })
-	if lines := logs.Count("reply subject is no inbox"); lines == 0 || lines > 60 {
+	if lines := logs.Count("reply subject is not an inbox"); lines == 0 || lines > 60 {
 		t.Errorf("%d lines tell of %d refusals", lines, 2*n)
 	}
 }

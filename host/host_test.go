@@ -201,8 +201,8 @@ func TestStream(t *testing.T) {
 	})
 }
 
-// A host that is told to end while it starts ends well, and leaves nothing.
-func TestRunThatEndsAtOnce(t *testing.T) {
+// A host that is stopped during its start ends without an error, and leaves nothing.
+func TestRunWithAnEndedContext(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	for range 5 {
@@ -251,9 +251,9 @@ func TestLeaseThatIsNotAcknowledged(t *testing.T) {
 	}
 }
 
-// A host without a registry serves, and says why it has none as the broker says
-// it; a broker that will never make the registry is an error at once.
-func TestWhyThereIsNoRegistry(t *testing.T) {
+// A host without a registry serves, and reports the broker's reason for it; a broker that can never have the
+// registry is an error at once.
+func TestMissingRegistryHasAReason(t *testing.T) {
 	t.Parallel()
 	cluster := meshtest.Cluster(t, 2)
 	h := testmesh.Host(t, cluster[0].Connect(t), &host.Options{Index: "desk", StoreOptions: host.StoreOptions{Replicas: 3}})

@@ -14,7 +14,6 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 )
 
-// inflight is one admitted call.
 type inflight struct {
 	// Set before the call is admitted, and then read by anyone.
 	stream.Reader // the first caller, of which the call has its request

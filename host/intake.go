@@ -218,7 +218,7 @@ func (in *intake) admit(c *inflight, r admit.Request, bad *toolmesh.Error) *admi
 
 // takenOff refuses a call of a tool that was withdrawn.
 func (k *core) takenOff(id subjects.ToolID) *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q was just withdrawn from node %s", id, k.node)
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s has just stopped serving tool %q: send the call again", k.node, id)
 }
 
 // follow answers a request that is not run: now, or when the call that it

@@ -250,7 +250,7 @@ func manyJoiners(t *testing.T, joiners, count, size int) {
 	}
 }
 
-// A stream that fails, in whatever way, fails for the callers that have joined it.
+// A stream that fails also fails for the callers that have joined it.
 func TestJoinersOfAFailingStream(t *testing.T) {
 	t.Parallel()
 	t.Run("at once", func(t *testing.T) {

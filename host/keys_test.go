@@ -63,7 +63,7 @@ func TestKeysOfASessionThatNodesHaveNotHeardOf(t *testing.T) {
 	}
 }
 
-// If a node cannot be certain of a session, it says so and does not begin the call.
+// A node that cannot be certain of a session answers unavailable and does not begin the call.
 func TestKeysWhereTheRegistryIsSilent(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

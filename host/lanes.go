@@ -75,7 +75,7 @@ func (t *laned) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 	}
 	defer turn.Release()
 	if call.Deserted() {
-		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the caller was gone before the call could begin"))
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the call did not begin: its caller is gone"))
 	}
 	mine := *call
 	mine.Lane, mine.lanes = turn, strings.TrimPrefix(call.lanes+","+turn.ID(), ",")

@@ -96,7 +96,7 @@ func TestKeysOutliveNodeAndBroker(t *testing.T) {
 	}
 }
 
-// A call that never began gives its key free; one that cannot have a key says so.
+// A call that never began frees its key; one that cannot have a key is refused.
 func TestKeysThatAreNotTaken(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &rigOptions{host: host.Options{Slots: 1}})

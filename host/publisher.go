@@ -150,7 +150,7 @@ func (p *publisher) change(ctx context.Context, of Service, add bool) error {
 	})
 }
 
-// take withdraws tools of a service, those that from returns, and returns them. A service without
+// take withdraws the tools of a service that from returns, and returns them. A service without
 // any is over.
 func (p *publisher) take(ctx context.Context, key serviceKey, from func(*service) []*served) ([]*served, error) {
 	p.changing.Lock()

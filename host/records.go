@@ -61,7 +61,6 @@ type entry struct {
 	key        subjects.ToolsKey  // of the record that it is in
 }
 
-// sizeOf returns the size of a record with entries.
 func sizeOf(entries []*entry) (n int) {
 	for _, e := range entries {
 		n += e.size

@@ -84,7 +84,7 @@ func (c *inflight) stream() (*stream.Stream, error) {
 // notPassed returns the outcome of a call that was passed on and failed.
 func (r *runner) notPassed(c *inflight, e *toolmesh.Error) admit.Record {
 	if e.Code == toolmesh.CodeNodeLost || e.Code == toolmesh.CodeUnavailable {
-		e = e.WithOrigin(toolmesh.OriginAgent) // that it was not the caller's is known here
+		e = e.WithOrigin(toolmesh.OriginAgent) // it is known here not to be the caller's
 	}
 	r.counts.relayed.Add(1)
 	if c.Request.Delivery == codec.DeliverNone {

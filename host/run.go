@@ -30,7 +30,7 @@ type runner struct {
 	*core
 	keys *once.Keys
 	args *fair.Room[subjects.SessionID] // bytes of arguments, by account
-	room *chunks.Room                   // of the chunk store
+	room *chunks.Space                  // of the chunk store
 
 	audience audience                        // of the events of calls
 	deletes  *fair.Queue[subjects.SessionID] // of arguments that no call reads any more
@@ -38,7 +38,7 @@ type runner struct {
 
 func newRunner(k *core) *runner {
 	return &runner{
-		core: k, deletes: fair.NewQueue[subjects.SessionID](deletesAtOnce, deletesWait, k.background.Go), audience: audience{bus: k.bus, of: make(map[subjects.SessionID]*bus.Probe)}, room: chunks.NewRoom(k.bus, subjects.StreamChunks), args: fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(k.opts.Slots)*argsPerSlot)),
+		core: k, deletes: fair.NewQueue[subjects.SessionID](deletesAtOnce, deletesWait, k.background.Go), audience: audience{bus: k.bus, of: make(map[subjects.SessionID]*bus.Probe)}, room: chunks.NewSpace(k.bus, subjects.StreamChunks), args: fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(k.opts.Slots)*argsPerSlot)),
 		keys: once.New(once.Options{
 			Node: k.node, Boot: k.boot, Bus: store.Of(k.bus), Presence: k.presence, Base: k.base, Log: k.log, Go: k.background.Go, Replies: k.replies, Exited: errExited,
 		}),

@@ -66,7 +66,7 @@ func allocations(do func()) uint64 {
 
 // The cost of one more function does not depend on the number of functions: nothing is compiled,
 // copied or encoded again. Not parallel: it counts allocations of the process.
-func TestOneMoreFunctionCostsTheSame(t *testing.T) {
+func TestAddingAFunctionCostsTheSameInLargeIndexes(t *testing.T) {
 	const some = 20
 	for _, serving := range []bool{false, true} {
 		for _, session := range []string{"", "kept"} {

@@ -85,7 +85,7 @@ func TestFunctionsThatReturnNil(t *testing.T) {
 	}
 }
 
-// Handlers that write JSON themselves may send all that encoding/json takes, and nothing else.
+// Handlers that write JSON themselves may send any JSON that encoding/json accepts.
 func TestHandlersSendWhatIsJSON(t *testing.T) {
 	t.Parallel()
 	deep := func(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }

@@ -223,7 +223,7 @@ func TestCancelOfAnEndlessStream(t *testing.T) {
 }
 
 // Nor does the caller of a stream wait for a handler that does not return.
-func TestStreamOfADeafHandler(t *testing.T) {
+func TestStreamOfAHandlerThatIgnoresItsContext(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	release := make(chan struct{})
@@ -466,7 +466,7 @@ func TestStreamQuota(t *testing.T) {
 	fourth := r.inbox()
 	r.send(fourth, "tools.s4.desk.gen", `{"n":3,"size":300}`, "Mesh-Stream", "inbox")
 	if all := fourth.chunks(); len(all) != 4 || all[3].kind != "complete" {
-		t.Errorf("a session that somebody created: %+v", all)
+		t.Errorf("a created session: %+v", all)
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 
 // A host is stuck once its ticker has been blocked for longer than an unread connection can block
 // it; a host that does not run is not stuck.
-func TestStuck(t *testing.T) {
+func TestStuckHandlerMakesTheNodeUnready(t *testing.T) {
 	t.Parallel()
 	h := &Host{}
 	if err := h.Stuck(); err != nil {

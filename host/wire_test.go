@@ -344,7 +344,7 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-func TestAccepted(t *testing.T) {
+func TestUnusualRequestsAreAccepted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &rigOptions{host: host.Options{Revision: "r1"}})
 	for _, h := range [][]string{
@@ -473,7 +473,7 @@ func TestBudgets(t *testing.T) {
 
 // Whatever depths its callers tell, a node runs its slots, as many nested calls and
 // one more for each depth.
-func TestDepthIsNotBelieved(t *testing.T) {
+func TestDepthOfCallersIsNotTrusted(t *testing.T) {
 	t.Parallel()
 	const slots, each = 2, 4
 	r := newRig(t, &rigOptions{host: host.Options{Slots: slots}})

@@ -16,8 +16,8 @@ const WorkerDir = "src/toolmesh/_worker"
 const WorkerPackage = "_toolmesh_worker"
 
 // Bootstrap is a program for "python -c" that makes the files in the folder
-// sys.argv[1] a package and makes a call into its entry.py. The folder is on the
-// path only meanwhile.
-func Bootstrap(call string) string {
-	return "import sys; sys.path.insert(0, sys.argv[1]); from " + WorkerPackage + " import entry; del sys.path[0]; entry." + call
+// sys.argv[1] a package and makes a call into a module of its startup, which
+// does not return. The folder is on the path only meanwhile.
+func Bootstrap(module, call string) string {
+	return "import sys; sys.path.insert(0, sys.argv[1]); from " + WorkerPackage + ".startup import " + module + "; del sys.path[0]; " + module + "." + call
 }

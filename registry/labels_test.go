@@ -54,9 +54,9 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// The nodes that serve an index can be called and have a tool of that revision: not those that
-// build it, have another revision, or send no heartbeat.
-func TestServing(t *testing.T) {
+// An index is served by nodes that can be called and have a tool of its revision, not by nodes that build it, have
+// another revision, or send no heartbeat.
+func TestServingNodesAreListed(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))

@@ -101,6 +101,10 @@ type Lease struct {
 	forget     func()             // the listener on the connection
 }
 
+// ErrRunning is in the error of [Acquire] if another boot holds the lease, and is alive or may be:
+// the time was over before that was known.
+var ErrRunning = errors.New("is running already")
+
 // Acquire makes this process the node of record. If another boot holds the lease, it
 // listens for that boot's heartbeat for 2.5 s: if one comes the start is refused, else the
 // lease is taken over by compare-and-set. The record's Boot must be new for each start. A
@@ -157,12 +161,12 @@ func (l *Lease) acquire(ctx context.Context) error {
 			lives := holder.Boot // if its lease is renewed though it is silent
 			if silent == "" || lives != silent {
 				if lives, err = l.heard(ctx); err != nil {
-					return err
+					return l.unheard(err)
 				}
 			}
 			if lives != "" {
 				return toolmesh.Errorf(toolmesh.CodeUnavailable,
-					"node %q is running already (boot %s): stop it, or give this one another name (--node)", l.node, lives).
+					"node %q %w (boot %s): stop it, or give this one another name (--node)", l.node, ErrRunning, lives).
 					WithOrigin(toolmesh.OriginMesh).WithRetryable(false).WithDetail("boot", string(lives))
 			}
 			silent = holder.Boot
@@ -179,12 +183,19 @@ func (l *Lease) acquire(ctx context.Context) error {
 		if errors.Is(err, store.ErrConflict) {
 			err = pause(ctx, renewRetry)
 		}
-		if err != nil {
+		if err != nil && silent != "" {
+			return l.unheard(err)
+		} else if err != nil {
 			return fmt.Errorf("become node %q: %w", l.node, err)
 		}
 	}
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "node %q: another process takes the lease all the time: give this one another name (--node)", l.node).
 		WithOrigin(toolmesh.OriginMesh).WithRetryable(false)
+}
+
+// unheard is the error of a start that ends before it knows whether the holder of the lease is alive.
+func (l *Lease) unheard(err error) error {
+	return fmt.Errorf("whether node %q %w is not known: %w", l.node, ErrRunning, err)
 }
 
 // stored returns the record of the lease's key; revision 0: no record exists. A record that

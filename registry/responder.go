@@ -312,7 +312,7 @@ var verbs = map[string]func(*Responder, context.Context, *query) (any, error){
 func (r *Responder) handle(ctx context.Context, verb string, q *query) (any, error) {
 	do := verbs[verb]
 	if do == nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the registry does not know %q: %s are possible", verb, strings.Join(slices.Sorted(maps.Keys(verbs)), ", "))
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%q is not a request of the registry: it is one of %s", verb, strings.Join(slices.Sorted(maps.Keys(verbs)), ", "))
 	}
 	return do(r, ctx, q)
 }
@@ -530,8 +530,8 @@ func nodeIDs(nodes []Candidate) []subjects.NodeID {
 // not read has none: the error is unavailable and says why.
 func descriptorOf(ctx context.Context, store *Store, route Route) (*tool.Descriptor, error) {
 	if route.Digest == "" {
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "%s is declared, but not served, and nothing is known of its arguments: %s",
-			route.ID, cmp.Or(route.Reason, "its node does not say why"))
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "%s is declared but not served, and its arguments are unknown: %s",
+			route.ID, cmp.Or(route.Reason, "its node gave no reason"))
 	}
 	return store.Descriptor(ctx, route.Digest)
 }

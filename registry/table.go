@@ -47,7 +47,7 @@ type listKey struct {
 type toolList struct {
 	key     listKey
 	tools   []ToolRoute
-	users   []string // that the tools run as, sorted
+	users   []string // users of the tools, sorted
 	entries map[*toolsEntry]struct{}
 }
 

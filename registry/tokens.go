@@ -37,19 +37,19 @@ type TokenRecord struct {
 	Expires time.Time `json:"expires,omitzero"`
 }
 
-// ParseRate reads a number of calls in a second, a minute or an hour, such as 10/s, and
-// returns the calls in a second; 0 for an empty text.
-func ParseRate(text string) (perSecond float64, err error) {
+// ParseRate reads a number of calls in a second, a minute or an hour, such as 10/s; 0 for an empty
+// text.
+func ParseRate(text string) (calls int, in time.Duration, err error) {
 	if text == "" {
-		return 0, nil
+		return 0, 0, nil
 	}
 	number, unit, _ := strings.Cut(text, "/")
 	n, err := strconv.ParseUint(number, 10, 31)
-	seconds := map[string]float64{"s": 1, "m": 60, "h": 3600}[unit]
-	if err != nil || n == 0 || seconds == 0 {
-		return 0, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the rate %q cannot be read: write a whole number of calls in a second, a minute or an hour, such as 10/s, 100/m or 1000/h", text)
+	in = map[string]time.Duration{"s": time.Second, "m": time.Minute, "h": time.Hour}[unit]
+	if err != nil || n == 0 || in == 0 {
+		return 0, 0, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the rate %q cannot be read: write a whole number of calls in a second, a minute or an hour, such as 10/s, 100/m or 1000/h", text)
 	}
-	return float64(n) / seconds, nil
+	return int(n), in, nil
 }
 
 // Key describes a public NATS key: a session's own, or a token's.
@@ -60,8 +60,9 @@ type Key struct {
 	Token    string
 	Tools    subjects.Globs
 	ReadOnly bool
-	// Rate is how many calls in a second a gateway takes with it; 0: any number.
-	Rate float64
+	// Calls is how many calls a gateway takes with it at once, and in the time In; 0: any number.
+	Calls int
+	In    time.Duration
 	// Until is when it ends by itself; zero: never.
 	Until time.Time
 }
@@ -84,7 +85,7 @@ func (v *View) Key(public string) (Key, bool) {
 	if r, ok := v.tokens[name]; ok {
 		k := Key{Session: r.Session, Token: r.ID, Tools: r.Tools, ReadOnly: r.ReadOnly, Until: r.Expires}
 		var err error
-		k.Rate, err = ParseRate(r.Rate)
+		k.Calls, k.In, err = ParseRate(r.Rate)
 		return k, err == nil && r.Epoch == v.sessions[canonical(r.Session)].Epoch
 	}
 	id, err := subjects.DecodeToken(name)

@@ -12,7 +12,7 @@ import (
 )
 
 // The clock of this process has no say: it is an hour ahead of the one that dates the token.
-func TestTokensEndByTheClockThatDatesThem(t *testing.T) {
+func TestTokensExpireByTheBrokersClock(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	store := testmesh.Store(t, b)

@@ -78,7 +78,6 @@ type View struct {
 	wg     sync.WaitGroup
 }
 
-// nodeEntry is one node.
 type nodeEntry struct {
 	record NodeRecord
 	raw    []byte // of the record: most renewals change nothing

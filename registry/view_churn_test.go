@@ -16,7 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// TestViewsAgreeAfterChurn has nodes publish and withdraw at random while the broker restarts and a
+// Nodes publish and withdraw at random while the broker restarts and a
 // view's connection is cut: every view must end with the stored records, whenever it was opened.
 func TestViewsAgreeAfterChurn(t *testing.T) {
 	t.Parallel()
@@ -94,7 +94,7 @@ func sortWords(m map[string]string) map[string]string {
 	return m
 }
 
-// TestViewInAClusterThatLosesALeader stops the server that leads a bucket, and
+// The server that leads a bucket is stopped, and
 // expects the view, on another one, to go on.
 func TestViewInAClusterThatLosesALeader(t *testing.T) {
 	if testing.Short() {

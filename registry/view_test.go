@@ -286,8 +286,8 @@ func TestViewSurvivesAWipedStore(t *testing.T) {
 	}
 }
 
-// TestViewFillsHoles drops one republished change by publishing a later one with
-// a hole before it, as a subscriber sees it that missed a message.
+// A view reads a change again that it missed: a later one is published with a hole before it, as after a lost
+// message.
 func TestViewFillsHoles(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -337,7 +337,7 @@ func TestViewFillsHoles(t *testing.T) {
 	}
 }
 
-// TestViewSeesAMissedEnd misses the last change of a bucket: no later one shows
+// A view misses the last change of a bucket: no later one shows
 // the hole, so only the regular look can.
 func TestViewSeesAMissedEnd(t *testing.T) {
 	t.Parallel()

@@ -18,7 +18,7 @@ import (
 )
 
 // "For ever" is a time like any other, in every form of a call, and for a session.
-func TestTimesWithoutEnd(t *testing.T) {
+func TestVeryLongTimesAreBounded(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	nc := broker.Connect(t)

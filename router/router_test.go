@@ -174,9 +174,8 @@ func TestStopWaits(t *testing.T) {
 	}
 }
 
-// Run ends like a host's: that it is told to is no error, also before it began,
-// and nothing of the router is left on the connection.
-func TestRunThatEndsAtOnce(t *testing.T) {
+// A cancelled Run is no error, also before it began, and leaves nothing of the router on the connection.
+func TestRunWithAnEndedContext(t *testing.T) {
 	t.Parallel()
 	nc := meshtest.Broker(t).Connect(t)
 	r, err := router.New(nc, nil)

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	jsonv2 "github.com/go-json-experiment/json"
+
 	"github.com/toolmesh/toolmesh"
 )
 
@@ -229,12 +231,12 @@ func (s *Size) UnmarshalText(text []byte) error {
 // Limits bound one call. Zero means none of the tool's own: the node's defaults
 // hold, see [Limits.Within].
 type Limits struct {
-	CPUTime   time.Duration `json:"-"`                    // processor time of the call
-	Memory    Size          `json:"memory,omitzero"`      // memory of the worker
-	Pids      int           `json:"pids,omitempty"`       // processes and threads
-	OpenFiles int           `json:"open_files,omitempty"` // open files
-	TempFiles Size          `json:"temp_files,omitzero"`  // temporary files of the worker
-	Output    Size          `json:"output,omitzero"`      // encoded result, or one item of a stream
+	CPUTime   time.Duration `json:"cpu_time,omitzero"`   // processor time of the call
+	Memory    Size          `json:"memory,omitzero"`     // memory of the worker
+	Pids      int           `json:"pids,omitzero"`       // processes and threads
+	OpenFiles int           `json:"open_files,omitzero"` // open files
+	TempFiles Size          `json:"temp_files,omitzero"` // temporary files of the worker
+	Output    Size          `json:"output,omitzero"`     // encoded result, or one item of a stream
 }
 
 // Within returns the limits in effect for a tool's declared ones: undeclared fields are those of
@@ -261,27 +263,14 @@ func within[T cmp.Ordered](declared, standard, most T) (limit T) {
 // IsZero says that nothing is limited.
 func (l Limits) IsZero() bool { return l == Limits{} }
 
-// limitsJSON is the JSON form: the duration is text.
-type limitsJSON struct {
-	CPUTime durationText `json:"cpu_time,omitzero"`
-	*plainLimits
-}
-
-type plainLimits Limits
+type plainLimits Limits // without methods
 
 // MarshalJSON writes durations and sizes as text.
-func (l Limits) MarshalJSON() ([]byte, error) {
-	return json.Marshal(limitsJSON{durationText(l.CPUTime), (*plainLimits)(&l)})
-}
+func (l Limits) MarshalJSON() ([]byte, error) { return jsonv2.Marshal(plainLimits(l), durations) }
 
 // UnmarshalJSON reads the form of MarshalJSON.
 func (l *Limits) UnmarshalJSON(data []byte) error {
-	w := limitsJSON{plainLimits: (*plainLimits)(l)}
-	if err := json.Unmarshal(data, &w); err != nil {
-		return err
-	}
-	l.CPUTime = time.Duration(w.CPUTime)
-	return nil
+	return jsonv2.Unmarshal(data, (*plainLimits)(l), durations)
 }
 
 // Check returns the fault of limits, nil without one.
@@ -292,73 +281,67 @@ func (l Limits) Check() error {
 	return nil
 }
 
-// durationText is a duration that is Go duration text in JSON.
-type durationText time.Duration
-
-func (d durationText) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
-
-func (d *durationText) UnmarshalText(text []byte) error {
-	v, err := time.ParseDuration(string(text))
-	*d = durationText(min(v, toolmesh.MaxTime))
-	return err
-}
+// durations are Go duration text in JSON.
+var durations = jsonv2.JoinOptions(
+	jsonv2.WithMarshalers(jsonv2.MarshalFunc(func(d time.Duration) ([]byte, error) { return json.Marshal(d.String()) })),
+	jsonv2.WithUnmarshalers(jsonv2.UnmarshalFunc(func(data []byte, d *time.Duration) error {
+		var text string
+		if err := json.Unmarshal(data, &text); err != nil {
+			return err
+		}
+		v, err := time.ParseDuration(text)
+		*d = min(v, toolmesh.MaxTime)
+		return err
+	})))
 
 // Annotations say how a tool behaves and how it wants to be run. The zero value
 // declares nothing. ParallelSafe, ReadOnly and ResourceKey say which calls of a batch may
 // overlap, and with LaneScope which calls of a session, a node or the mesh.
 type Annotations struct {
-	Streaming    bool               `json:"streaming,omitempty"`     // the tool yields items
-	Idempotent   bool               `json:"idempotent,omitempty"`    // running it twice is as good as once
-	ParallelSafe bool               `json:"parallel_safe,omitempty"` // calls may overlap within a batch
-	Alone        bool               `json:"-"`                       // parallel_safe is declared false: its calls overlap with no other, even if the caller of a batch allows it
-	ReadOnly     bool               `json:"read_only,omitempty"`     // only reads its resource, and shares the key with other readers
-	Collect      bool               `json:"collect,omitempty"`       // a unary call of a streaming tool returns the list of all items, not the last
-	ResourceKey  ResourceKey        `json:"resource_key,omitzero"`   // the resource of a call
-	LaneScope    LaneScope          `json:"lane_scope,omitempty"`    // where the key counts; empty: the batch
-	Timeout      time.Duration      `json:"-"`                       // the tool's total time; 0: none declared
-	CacheTTL     time.Duration      `json:"-"`                       // how long a result may be served again; 0: never
-	CacheShared  bool               `json:"cache_shared,omitempty"`  // a result may be served to other sessions, too
-	Isolation    toolmesh.Isolation `json:"isolation,omitempty"`     // empty: warm
-	Sandbox      Sandbox            `json:"sandbox,omitempty"`       // empty: the node's default
-	Concurrency  int                `json:"concurrency,omitempty"`   // calls of the index at once on one node; 0: as many as the node runs
-	Limits       Limits             `json:"limits,omitzero"`         // of one call
-	Results      ResultCheck        `json:"results,omitempty"`       // against the output schema; empty: warn
+	Streaming    bool               `json:"streaming,omitzero"`     // the tool yields items
+	Idempotent   bool               `json:"idempotent,omitzero"`    // running it twice is as good as once
+	ParallelSafe bool               `json:"parallel_safe,omitzero"` // calls may overlap within a batch
+	Alone        bool               `json:"-"`                      // parallel_safe is declared false: its calls overlap with no other, even if the caller of a batch allows it
+	ReadOnly     bool               `json:"read_only,omitzero"`     // only reads its resource, and shares the key with other readers
+	Collect      bool               `json:"collect,omitzero"`       // a unary call of a streaming tool returns the list of all items, not the last
+	ResourceKey  ResourceKey        `json:"resource_key,omitzero"`  // the resource of a call
+	LaneScope    LaneScope          `json:"lane_scope,omitzero"`    // where the key counts; empty: the batch
+	Timeout      time.Duration      `json:"timeout,omitzero"`       // the tool's total time; 0: none declared
+	CacheTTL     time.Duration      `json:"cache_ttl,omitzero"`     // how long a result may be served again; 0: never
+	CacheShared  bool               `json:"cache_shared,omitzero"`  // a result may be served to other sessions, too
+	Isolation    toolmesh.Isolation `json:"isolation,omitzero"`     // empty: warm
+	Sandbox      Sandbox            `json:"sandbox,omitzero"`       // empty: the node's default
+	Concurrency  int                `json:"concurrency,omitzero"`   // calls of the index at once on one node; 0: as many as the node runs
+	Limits       Limits             `json:"limits,omitzero"`        // of one call
+	Results      ResultCheck        `json:"results,omitzero"`       // against the output schema; empty: warn
 }
 
-// annotationsJSON is the JSON form: durations are text.
+type plainAnnotations Annotations // without methods
+
+// annotationsJSON tells parallel_safe = false from nothing declared.
 type annotationsJSON struct {
-	*plainAnnotations
-	Timeout  durationText `json:"timeout,omitzero"`
-	CacheTTL durationText `json:"cache_ttl,omitzero"`
+	plainAnnotations
+	ParallelSafe *bool `json:"parallel_safe,omitzero"`
 }
-
-// declaredJSON tells parallel_safe = false from nothing declared.
-type declaredJSON struct {
-	annotationsJSON
-	ParallelSafe *bool `json:"parallel_safe"`
-}
-
-type plainAnnotations Annotations
 
 // MarshalJSON writes only declared fields, durations as Go duration text.
 func (a Annotations) MarshalJSON() ([]byte, error) {
-	w := annotationsJSON{(*plainAnnotations)(&a), durationText(a.Timeout), durationText(a.CacheTTL)}
-	if a.Alone {
-		return MarshalPlain(declaredJSON{w, new(false)})
+	w := annotationsJSON{plainAnnotations: plainAnnotations(a)}
+	if a.ParallelSafe || a.Alone {
+		w.ParallelSafe = &a.ParallelSafe
 	}
-	return MarshalPlain(w)
+	return jsonv2.Marshal(w, durations)
 }
 
 // UnmarshalJSON reads the form of MarshalJSON. It ignores unknown keys (a newer node may
 // have written them) and refuses unknown values of a known key: the error names the
 // allowed ones.
 func (a *Annotations) UnmarshalJSON(data []byte) error {
-	var v Annotations
-	w := declaredJSON{annotationsJSON: annotationsJSON{plainAnnotations: (*plainAnnotations)(&v)}}
-	if err := json.Unmarshal(data, &w); err != nil {
+	var w annotationsJSON
+	if err := jsonv2.Unmarshal(data, &w, durations); err != nil {
 		return err
 	}
-	v.Timeout, v.CacheTTL = time.Duration(w.Timeout), time.Duration(w.CacheTTL)
+	v := Annotations(w.plainAnnotations)
 	if w.ParallelSafe != nil {
 		v.ParallelSafe, v.Alone = *w.ParallelSafe, !*w.ParallelSafe
 	}

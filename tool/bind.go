@@ -19,76 +19,56 @@ import (
 // arguments, a repeated name, or kwargs that are not an object. The object is not
 // checked against the schema: [Validator.Validate] does that.
 func Bind(d *Descriptor, args []json.RawMessage, kwargs json.RawMessage) (object, varargs json.RawMessage, err error) {
+	refuse := func(p Problem) (object, varargs json.RawMessage, err error) { return nil, nil, invalid([]Problem{p}) }
 	if trimmed := bytes.TrimSpace(kwargs); len(trimmed) == 0 || string(trimmed) == "null" {
 		kwargs = json.RawMessage(`{}`)
 	}
 	if _, bad := scan(kwargs, nil, nil); bad != nil {
-		return nil, nil, invalid([]Problem{bad.problem("kwargs", "are")})
+		return refuse(bad.problem("kwargs", "are"))
 	}
 	if kind := jsontext.Value(kwargs).Kind(); kind != '{' {
-		return nil, nil, invalid([]Problem{{
-			Expected: "a JSON object", Got: article(kind), Message: "kwargs must be a JSON object, not " + article(kind),
-		}})
+		return refuse(Problem{Expected: "a JSON object", Got: article(kind), Message: "kwargs must be a JSON object, not " + article(kind)})
 	}
 	if len(args) == 0 {
 		return kwargs, nil, nil
 	}
-	var problems []Problem
 	named := min(len(args), len(d.Positional))
 	if rest := args[named:]; len(rest) > 0 && d.VarArgs == "" {
 		takes := "no positional arguments"
 		if named > 0 {
 			takes = plural("at most", named, "positional argument")
 		}
-		problems = append(problems, Problem{
+		return refuse(Problem{
 			Expected: takes, Got: fmt.Sprint(len(args)),
 			Message: fmt.Sprintf("%s takes %s, but %d were given", cmp.Or(string(d.ID), "the tool"), takes, len(args)),
 		})
 	}
 	given := objectKeys(kwargs)
-	for _, name := range d.Positional[:named] {
-		if slices.Contains(given, name) {
-			problems = append(problems, Problem{
-				Pointer: "/" + escapePointer(name), Expected: "one value", Got: "several",
-				Message: fmt.Sprintf("%q is given both by position and by name", name),
-			})
-		}
-	}
+	var members [][]byte
 	for i, arg := range args {
-		_, bad := scan(arg, nil, nil)
-		if bad == nil {
-			continue
+		var name, pointer string
+		if i < named {
+			name = d.Positional[i]
+			pointer = "/" + escapePointer(name)
+		}
+		if _, bad := scan(arg, nil, nil); bad != nil {
+			bad.pointer = pointer + bad.pointer
+			return refuse(bad.problem(fmt.Sprintf("positional argument %d", i+1), "is"))
+		}
+		if i < named && slices.Contains(given, name) {
+			return refuse(Problem{Pointer: pointer, Expected: "one value", Got: "several", Message: fmt.Sprintf("%q is given both by position and by name", name)})
 		}
 		if i < named {
-			bad.pointer = "/" + escapePointer(d.Positional[i]) + bad.pointer
+			key, _ := MarshalPlain(name) // a text always can be
+			members = append(members, slices.Concat(key, []byte(":"), []byte(arg)))
 		}
-		problems = append(problems, bad.problem(fmt.Sprintf("positional argument %d", i+1), "is"))
-	}
-	if len(problems) > 0 {
-		return nil, nil, invalid(problems)
-	}
-	var buf bytes.Buffer
-	buf.WriteByte('{')
-	for i, name := range d.Positional[:named] {
-		if i > 0 {
-			buf.WriteByte(',')
-		}
-		key, _ := MarshalPlain(name) // a text always can be
-		buf.Write(key)
-		buf.WriteByte(':')
-		buf.Write(args[i])
 	}
 	inner := bytes.TrimSpace(kwargs)
-	inner = bytes.TrimSpace(inner[1 : len(inner)-1])
-	if len(inner) > 0 {
-		if named > 0 {
-			buf.WriteByte(',')
-		}
-		buf.Write(inner)
+	if inner = bytes.TrimSpace(inner[1 : len(inner)-1]); len(inner) > 0 {
+		members = append(members, inner)
 	}
-	buf.WriteByte('}')
 	if rest := args[named:]; len(rest) > 0 {
 		varargs, _ = MarshalPlain(rest) // each has been scanned
 	}
-	return buf.Bytes(), varargs, nil
+	return slices.Concat([]byte("{"), bytes.Join(members, []byte(",")), []byte("}")), varargs, nil
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
-	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -155,11 +154,11 @@ func (d *Descriptor) Digest() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	canonical, err := canonicalJSON(data)
+	text, err := canonical(data, true)
 	if err != nil {
 		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the descriptor of tool %q is not JSON: %w", d.ID, err)
 	}
-	sum := sha256.Sum256(canonical)
+	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:]), nil
 }
 
@@ -193,7 +192,7 @@ func (d *Descriptor) Check() error {
 		}
 	}
 	if len(d.Metadata) > 0 {
-		if err := checkJSON(d.Metadata); err != nil {
+		if _, err := readJSON(d.Metadata); err != nil {
 			return fail("metadata: %w", err)
 		}
 		if kind := jsontext.Value(d.Metadata).Kind(); kind != '{' {
@@ -272,30 +271,16 @@ func MarshalPlain(v any) ([]byte, error) {
 	return bytes.TrimRight(buf.Bytes(), "\n"), nil
 }
 
-// canonicalJSON rewrites data with sorted keys and without white space. A
-// repeated key is an error: it would make two readers see two things.
-func canonicalJSON(data []byte) ([]byte, error) {
-	if err := checkJSON(data); err != nil {
-		return nil, err
-	}
-	v, err := decodeNumbers(data)
-	if err != nil {
-		return nil, err
-	}
-	return MarshalPlain(v)
-}
-
 // Canonical rewrites a JSON text with sorted keys, one form for each string and no white space,
 // so that equal texts become identical. Numbers stay as they are written: 1.0 and 1 differ to a
 // Python function. Texts that two readers may understand differently are an error: repeated
 // keys, and strings that are not Unicode.
-func Canonical(data json.RawMessage) (json.RawMessage, error) {
+func Canonical(data json.RawMessage) (json.RawMessage, error) { return canonical(data, false) }
+
+// canonical replaces what is not Unicode where lax allows that.
+func canonical(data []byte, lax bool) (json.RawMessage, error) {
 	v := jsontext.Value(bytes.Clone(data))
 	err := v.Compact(jsontext.ReorderRawObjects(true), jsontext.PreserveRawStrings(false),
-		jsontext.AllowDuplicateNames(false), jsontext.AllowInvalidUTF8(false))
+		jsontext.AllowDuplicateNames(false), jsontext.AllowInvalidUTF8(lax))
 	return json.RawMessage(v), err
 }
-
-// decodeNumbers decodes JSON that checkJSON has accepted, numbers as
-// [json.Number].
-func decodeNumbers(data []byte) (any, error) { return jsonschema.UnmarshalJSON(bytes.NewReader(data)) }

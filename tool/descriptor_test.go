@@ -45,8 +45,8 @@ func TestDescriptorJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, part := range []string{
-		`"annotations":{"idempotent":true,"parallel_safe":true,"resource_key":["city","{city}"],"lane_scope":"session",` +
-			`"isolation":"fork","sandbox":"guard","concurrency":3,"limits":{"cpu_time":"1s","memory":"200MB","pids":40,"open_files":128,"output":"10KiB"},"timeout":"2s","cache_ttl":"5m0s"}`,
+		`"annotations":{"idempotent":true,"resource_key":["city","{city}"],"lane_scope":"session","timeout":"2s","cache_ttl":"5m0s",` +
+			`"isolation":"fork","sandbox":"guard","concurrency":3,"limits":{"cpu_time":"1s","memory":"200MB","pids":40,"open_files":128,"output":"10KiB"},"parallel_safe":true}`,
 		`"default":12345678901234567890.10`, `"index":{"name":"weather","revision":"abc"}`, `"positional":["city","big"]`,
 	} {
 		if !strings.Contains(string(data), part) {

@@ -243,10 +243,10 @@ func held(text string) (any, bool) {
 		text = strings.ToLower(text)
 	case text == "None":
 		text = "null"
-	case text == "" || text[0] == '"' || checkJSON([]byte(text)) != nil:
+	case text == "" || text[0] == '"':
 		return nil, false
 	}
-	value, err := decodeNumbers([]byte(text))
+	value, err := readJSON([]byte(text))
 	return value, err == nil
 }
 

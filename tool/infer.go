@@ -6,6 +6,7 @@ import (
 	"encoding"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/big"
 	"reflect"
 	"regexp"
@@ -40,22 +41,17 @@ func SchemaFor(t reflect.Type) (json.RawMessage, error) {
 	if t == nil {
 		return nil, fmt.Errorf("schema of a nil type")
 	}
-	in := &inference{uses: map[reflect.Type]int{}, names: map[reflect.Type]string{}, taken: map[string]bool{}}
-	if err := in.count(t, t.String()); err != nil {
-		return nil, fmt.Errorf("schema of %s: %w", t, err)
+	// The first pass counts, and finds what JSON does not have.
+	in := &inference{uses: map[reflect.Type]int{}, names: map[reflect.Type]string{}}
+	in.document(t)
+	if in.err != nil {
+		return nil, fmt.Errorf("schema of %s: %w", t, in.err)
 	}
-	var root object
-	if t.Kind() == reflect.Struct && known(t) == nil {
-		if in.uses[t] > 1 {
-			in.name(t) // met again inside itself: the document's top stays an object with properties
-		}
-		root = in.shape(t)
-	} else {
-		root = in.schema(t)
-	}
+	in.counted = true
+	root := in.document(t)
 	var defs object
-	for i := 0; i < len(in.order); i++ { // building one may add others
-		defs = append(defs, member{in.names[in.order[i]], in.shape(in.order[i])})
+	for _, one := range in.order {
+		defs = append(defs, member{in.names[one], in.shape(one, "")})
 	}
 	if defs != nil {
 		root = append(root, member{"$defs", defs})
@@ -91,58 +87,34 @@ func typed(name string, words ...member) object {
 }
 
 type inference struct {
-	uses  map[reflect.Type]int // occurrences of named structs; recursion counts as one more
-	names map[reflect.Type]string
-	taken map[string]bool
-	order []reflect.Type // types that need a definition
+	uses    map[reflect.Type]int // occurrences; of a type that occurs in itself its last one, too
+	counted bool
+	names   map[reflect.Type]string
+	order   []reflect.Type // types that need a definition
+	err     error          // the first
 }
 
-// count finds the types that occur more than once, and the unsupported ones.
-func (in *inference) count(t reflect.Type, where string) error {
-	t = indirect(t)
-	if known(t) != nil {
-		return nil
+// document is the schema of the whole: an object with properties at its top, even where the type occurs
+// in itself.
+func (in *inference) document(t reflect.Type) object {
+	if t.Kind() != reflect.Struct {
+		return in.schema(t, t.String())
 	}
-	if t.Kind() == reflect.Struct || t.Name() != "" {
+	in.again(t)
+	return in.shape(t, t.String())
+}
+
+// again reports whether a type occurs more than once, in the first pass up to now.
+func (in *inference) again(t reflect.Type) bool {
+	composite := t.Kind() == reflect.Struct || t.Name() != "" && slices.Contains([]reflect.Kind{reflect.Map, reflect.Slice, reflect.Array}, t.Kind())
+	if !composite || known(t) != nil || textual(t) {
+		return false
+	}
+	if !in.counted {
 		in.uses[t]++
-		if in.uses[t] > 1 {
-			return nil
-		}
 	}
-	if marshals(t) && !textual(t) {
-		return fmt.Errorf("%s has type %s, which writes its own JSON: give the schema of the tool yourself", where, t)
-	}
-	if textual(t) {
-		return nil
-	}
-	switch t.Kind() {
-	case reflect.Struct:
-		for _, f := range jsonFields(t) {
-			if err := in.count(f.typ, where+"."+f.name); err != nil {
-				return err
-			}
-		}
-		return nil
-	case reflect.Map:
-		if !validKey(t.Key()) {
-			return fmt.Errorf("%s is a map with keys of type %s, which JSON does not have", where, t.Key())
-		}
-		return in.count(t.Elem(), where+"{}")
-	case reflect.Slice, reflect.Array:
-		return in.count(t.Elem(), where+"[]")
-	case reflect.Func, reflect.Chan, reflect.Complex64, reflect.Complex128, reflect.UnsafePointer:
-		return fmt.Errorf("%s has type %s, which JSON does not have", where, t)
-	default:
-		return nil
-	}
+	return in.uses[t] > 1
 }
-
-func validKey(t reflect.Type) bool {
-	return t.Kind() == reflect.String || wholeKind(t.Kind()) || t.Implements(reflect.TypeFor[encoding.TextMarshaler]())
-}
-
-// wholeKind says whether a kind is one of the integers, which stand together.
-func wholeKind(k reflect.Kind) bool { return k >= reflect.Int && k <= reflect.Uintptr }
 
 func indirect(t reflect.Type) reflect.Type {
 	for t.Kind() == reflect.Pointer && t.Name() == "" {
@@ -151,15 +123,13 @@ func indirect(t reflect.Type) reflect.Type {
 	return t
 }
 
-// schema is the schema of one use of a type.
-func (in *inference) schema(t reflect.Type) (s object) {
+// schema is the schema of one use of a type, at a place that errors name.
+func (in *inference) schema(t reflect.Type, where string) (s object) {
 	nullable := t.Kind() == reflect.Pointer
-	t = indirect(t)
-	composite := slices.Contains([]reflect.Kind{reflect.Struct, reflect.Map, reflect.Slice, reflect.Array}, t.Kind())
-	if in.uses[t] > 1 && composite && known(t) == nil && !textual(t) {
+	if t = indirect(t); in.again(t) {
 		s = object{{"$ref", "#/$defs/" + in.name(t)}}
 	} else {
-		s = in.shape(t)
+		s = in.shape(t, where)
 	}
 	if nullable && len(s) > 0 { // an empty schema allows null already
 		if s[0].name == "$ref" {
@@ -179,27 +149,29 @@ func (in *inference) name(t reflect.Type) string {
 	if n, ok := in.names[t]; ok {
 		return n
 	}
-	base := unnamable.ReplaceAllString(t.Name(), "_")
-	if base == "" {
-		base = "Type"
-	}
+	base := cmp.Or(unnamable.ReplaceAllString(t.Name(), "_"), "Type")
 	n := base
-	for i := 2; in.taken[n]; i++ {
+	for i := 2; slices.Contains(slices.Collect(maps.Values(in.names)), n); i++ {
 		n = base + strconv.Itoa(i)
 	}
-	in.names[t], in.taken[n] = n, true
-	in.order = append(in.order, t)
+	in.names[t], in.order = n, append(in.order, t)
 	return n
 }
 
 // shape is the schema of a type that is not a pointer, without references to
 // itself at the top.
-func (in *inference) shape(t reflect.Type) object {
-	if s := known(t); s != nil {
-		return s
+func (in *inference) shape(t reflect.Type, where string) object {
+	fail := func(format string, args ...any) object {
+		in.err = cmp.Or(in.err, fmt.Errorf("%s "+format, append([]any{where}, args...)...))
+		return object{}
 	}
-	if textual(t) {
+	switch s := known(t); {
+	case s != nil:
+		return s
+	case textual(t):
 		return typed("string")
+	case marshals(t):
+		return fail("has type %s, which writes its own JSON: give the schema of the tool yourself", t)
 	}
 	switch t.Kind() {
 	case reflect.Bool:
@@ -218,21 +190,24 @@ func (in *inference) shape(t reflect.Type) object {
 	case reflect.Uint8, reflect.Uint16, reflect.Uint32:
 		return typed("integer", member{"minimum", 0}, member{"maximum", int64(1)<<t.Bits() - 1})
 	case reflect.Map:
-		return typed("object", member{"additionalProperties", in.schema(t.Elem())})
+		if key := t.Key(); key.Kind() != reflect.String && !wholeKind(key.Kind()) && !key.Implements(reflect.TypeFor[encoding.TextMarshaler]()) {
+			return fail("is a map with keys of type %s, which JSON does not have", key)
+		}
+		return typed("object", member{"additionalProperties", in.schema(t.Elem(), where+"{}")})
 	case reflect.Slice:
 		if t.Elem().Kind() == reflect.Uint8 && !marshals(t.Elem()) && !textual(t.Elem()) {
 			return typed("string", member{"contentEncoding", "base64"})
 		}
-		return typed("array", member{"items", in.schema(t.Elem())})
+		return typed("array", member{"items", in.schema(t.Elem(), where+"[]")})
 	case reflect.Array:
-		return typed("array", member{"items", in.schema(t.Elem())}, member{"minItems", t.Len()}, member{"maxItems", t.Len()})
+		return typed("array", member{"items", in.schema(t.Elem(), where+"[]")}, member{"minItems", t.Len()}, member{"maxItems", t.Len()})
 	case reflect.Struct:
 		s, properties, required := typed("object"), object{}, []string{}
 		if t == reflect.TypeFor[File]() {
 			s = append(s, member{"format", FileFormat})
 		}
 		for _, f := range jsonFields(t) {
-			properties = append(properties, member{f.name, in.field(f)})
+			properties = append(properties, member{f.name, in.field(f, where)})
 			if !f.optional {
 				required = append(required, f.name)
 			}
@@ -242,18 +217,23 @@ func (in *inference) shape(t reflect.Type) object {
 			s = append(s, member{"required", required})
 		}
 		return append(s, member{"additionalProperties", false})
+	case reflect.Func, reflect.Chan, reflect.Complex64, reflect.Complex128, reflect.UnsafePointer:
+		return fail("has type %s, which JSON does not have", t)
 	}
 	return object{} // an interface: anything
 }
 
-func (in *inference) field(f field) (s object) {
-	switch {
-	case !f.quoted:
-		s = in.schema(f.typ)
-	case f.typ.Kind() == reflect.Pointer:
-		s = object{{"type", []string{"string", "null"}}} // a nil one is not quoted
-	default:
-		s = typed("string")
+// wholeKind says whether a kind is one of the integers, which stand together.
+func wholeKind(k reflect.Kind) bool { return k >= reflect.Int && k <= reflect.Uintptr }
+
+func (in *inference) field(f field, where string) object {
+	s := in.schema(f.typ, where+"."+f.name)
+	if f.quoted {
+		s[0].value = "string"
+		s = s[:1]
+		if f.typ.Kind() == reflect.Pointer { // a nil one is not quoted
+			s[0].value = []string{"string", "null"}
+		}
 	}
 	if f.description != "" {
 		s = append(s, member{"description", f.description})

@@ -53,15 +53,9 @@ func Nearest(name string, among []string, n int) []string {
 	return names
 }
 
-func fold(name string) string {
-	return strings.Map(func(r rune) rune {
-		switch r {
-		case '-', '_', '/':
-			return '.'
-		}
-		return r
-	}, strings.ToLower(name))
-}
+var toDots = strings.NewReplacer("-", ".", "_", ".", "/", ".")
+
+func fold(name string) string { return toDots.Replace(strings.ToLower(name)) }
 
 func lastPart(name string) string { return name[strings.LastIndexByte(name, '.')+1:] }
 

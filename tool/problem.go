@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math/big"
 	"slices"
 	"strconv"
@@ -404,65 +403,26 @@ func KindOf(v any) string {
 
 const maxShown = 80
 
-// show returns v as JSON text, cut to maxShown characters.
+// show returns a scalar as JSON text, cut to maxShown characters, and names other values. The cost
+// does not depend on the size.
 func show(v any) string {
-	switch v := v.(type) {
+	switch given := v.(type) {
 	case map[string]any:
 		return "an object"
 	case []any:
-		if len(v) > 8 {
-			return fmt.Sprintf("an array of %d items", len(v))
-		}
-	}
-	text := string(appendShown(nil, v))
-	if utf8.RuneCountInString(text) > maxShown {
-		text = string([]rune(text)[:maxShown]) + "…"
-	}
-	return text
-}
-
-// appendShown appends v as JSON text as far as it may be shown, at the same cost for large and
-// small values.
-func appendShown(b []byte, v any) []byte {
-	if len(b) > utf8.UTFMax*maxShown {
-		return b
-	}
-	switch given := v.(type) {
+		return plural("an array of", len(given), "item")
 	case string:
-		n := 0
-		for i := range given {
-			if n++; n > maxShown {
-				v = given[:i]
-				break
-			}
-		}
-	case map[string]any:
-		if len(given) > 8 {
-			return append(b, "{…}"...)
-		}
-		b = append(b, '{')
-		for i, key := range slices.Sorted(maps.Keys(given)) {
-			if i > 0 {
-				b = append(b, ',')
-			}
-			b = appendShown(append(appendShown(b, key), ':'), given[key])
-		}
-		return append(b, '}')
-	case []any:
-		b = append(b, '[')
-		for i, one := range given[:min(len(given), maxShown)] {
-			if i > 0 {
-				b = append(b, ',')
-			}
-			b = appendShown(b, one)
-		}
-		return append(b, ']')
+		v = given[:min(len(given), utf8.UTFMax*maxShown)]
 	}
 	data, err := MarshalPlain(v)
 	if err != nil {
-		return append(b, "something"...)
+		return "something"
 	}
-	return append(b, data...)
+	text := []rune(string(data))
+	if len(text) > maxShown {
+		return string(text[:maxShown]) + "…"
+	}
+	return string(text)
 }
 
 // withKind puts the kind before a shown scalar: string "three".

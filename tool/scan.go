@@ -64,13 +64,12 @@ func scan(data []byte, schema *jsonschema.Schema, known readable) (fits bool, er
 	return !s.unsure, nil
 }
 
-// checkJSON says whether data is one JSON value within our bounds, without
-// repeated keys.
-func checkJSON(data []byte) error {
-	if _, err := scan(data, nil, nil); err != nil { // a nil *malformed would be an error
-		return err
+// readJSON decodes one JSON value within our bounds, without repeated keys; numbers are [json.Number].
+func readJSON(data []byte) (any, error) {
+	if _, bad := scan(data, nil, nil); bad != nil { // a nil *malformed would be an error
+		return nil, bad
 	}
-	return nil
+	return jsonschema.UnmarshalJSON(bytes.NewReader(data))
 }
 
 // malformed is an error in a text that is not JSON, or exceeds our bounds.

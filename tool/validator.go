@@ -1,6 +1,7 @@
 package tool
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -73,10 +74,7 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 	refuse := func(format string, args ...any) error {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...)
 	}
-	if err := checkJSON(schema); err != nil {
-		return nil, refuse("the schema is unusable: %w", err)
-	}
-	doc, err := decodeNumbers(schema)
+	doc, err := readJSON(schema)
 	if err != nil {
 		return nil, refuse("the schema is unusable: %w", err)
 	}
@@ -121,7 +119,7 @@ func newCheck(doc any) (*check, []string, error) {
 			if !slices.Contains(warnings, warning) { // the library asks more than once
 				warnings = append(warnings, warning)
 			}
-			return anyText(pattern), nil
+			return anyText, nil
 		}
 		return re, nil
 	})
@@ -227,7 +225,7 @@ func (v *Validator) ask(data json.RawMessage, mismatch func(*jsonschema.Validati
 // checked calls run with arguments that are well-formed and a check of their own,
 // whose work is bounded.
 func (v *Validator) checked(args json.RawMessage, run func(*check, any) error) (err error) {
-	value, err := decodeNumbers(args)
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(args)) // it has been scanned
 	if err != nil {
 		return invalid([]Problem{{Expected: "a JSON object", Got: "malformed text", Message: "the arguments are not valid JSON: " + err.Error()}})
 	}
@@ -263,10 +261,7 @@ func broken(err error) error {
 }
 
 // anyText replaces a pattern that Go's engine cannot express.
-type anyText string
-
-func (a anyText) String() string        { return string(a) }
-func (anyText) MatchString(string) bool { return true }
+var anyText = regexp.MustCompile("")
 
 // schemaProblem shortens the library's report on a schema to its first cause.
 func schemaProblem(err error) error {

@@ -84,7 +84,7 @@ func (a *app) root() *cobra.Command {
   mesh call weather.forecast.today city=Oslo
 
 Exit status: 0 ok, 1 the tool or its arguments failed, 2 wrong usage, 3 the mesh
-failed or there is none, 130 interrupted.`,
+failed or was not found, 130 interrupted.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
@@ -177,7 +177,7 @@ func takes(least, most int, what string) cobra.PositionalArgs {
 		case len(args) < least:
 			return usage(cmd, "%s needs %s", wordsOf(cmd), what)
 		case most >= 0 && len(args) > most:
-			return usage(cmd, "%s takes %s, and %q is one too many", wordsOf(cmd), what, args[most])
+			return usage(cmd, "%s takes %s: %q is one argument too many", wordsOf(cmd), what, args[most])
 		}
 		return nil
 	}

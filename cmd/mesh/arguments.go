@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
@@ -59,7 +58,7 @@ func parseArguments(args []string, stdin io.Reader) (given, error) {
 		}
 		m := pairForm.FindStringSubmatch(arg)
 		if m == nil || m[1] == "" {
-			return g, usage(nil, "%q is no argument: write name=value, name:=json, one JSON object first, @file or -", arg)
+			return g, usage(nil, "%q is not an argument: write name=value, name:=json, one JSON object first, @file or -", arg)
 		}
 		p := pair{name: m[1], text: arg[len(m[0]):], raw: m[2] == ":="}
 		if seen[p.name] {
@@ -67,19 +66,11 @@ func parseArguments(args []string, stdin io.Reader) (given, error) {
 		}
 		seen[p.name] = true
 		if p.raw && !json.Valid([]byte(p.text)) {
-			return g, usage(nil, "%s:=%s: that is no JSON%s", p.name, p.text, quoteHint(p))
+			return g, usage(nil, "%s:=%s: that is not JSON; for text write %s=%s", p.name, p.text, p.name, p.text)
 		}
 		g.pairs = append(g.pairs, p)
 	}
 	return g, nil
-}
-
-// quoteHint is the advice for text in the place of JSON.
-func quoteHint(p pair) string {
-	if strings.ContainsAny(p.text, `"{}[]`) {
-		return ""
-	}
-	return "; for text write " + p.name + "=" + p.text
 }
 
 func readObject(arg string, stdin io.Reader) (json.RawMessage, error) {
@@ -127,97 +118,68 @@ func (g given) merge(schema json.RawMessage) (json.RawMessage, error) {
 		}
 	}
 	for _, p := range g.pairs {
-		if p.raw {
-			object[p.name] = json.RawMessage(p.text)
-			continue
-		}
-		value, err := typed(known, p.name, p.text, func() bool { return fits(schema, p) })
-		if err != nil {
-			return nil, err
+		value := json.RawMessage(p.text)
+		if !p.raw {
+			var err error
+			if value, err = p.typed(known, schema); err != nil {
+				return nil, err
+			}
 		}
 		object[p.name] = value
 	}
 	return json.RawMessage(compact(object)), nil
 }
 
-// typed converts the text of one parameter by the schema. It keeps the text for a parameter that is
-// unknown to the schema or of any type. fits reports whether the tool takes the text as JSON.
-func typed(s *jsonschema.Schema, name, text string, fits func() bool) (json.RawMessage, error) {
-	types, ok := typesOf(s, name)
-	if !ok {
-		return encodeText(text), nil
+// typed converts the text of a parameter by the schema. It keeps the text for a parameter that is
+// unknown to the schema or of any type, and where the tool takes text and not that text as JSON: 05 is
+// text there, and so is [1] for a list of texts.
+func (p pair) typed(known *jsonschema.Schema, schema json.RawMessage) (json.RawMessage, error) {
+	part := partOf(known, p.name)
+	if part == nil || tool.MayBe(part, "") {
+		return json.RawMessage(compact(p.text)), nil
 	}
-	for _, kind := range kinds {
-		value, ok := asType(kind[0], text)
-		// Where the tool also takes text, 05 is text, and so is [1] for a list of texts.
-		if ok && types[kind[0]] && (!types["string"] || fits()) {
-			return value, nil
-		}
+	value, kind := readJSON(p.text)
+	if whole, ok := tool.WholeNumber(string(value)); ok && !tool.MayBe(part, "number") {
+		value = whole // 3.0 and 1e3 are integers to a schema
 	}
-	if types["string"] {
-		return encodeText(text), nil
+	takesText := tool.MayBe(part, "string")
+	switch {
+	case kind != "" && tool.MayBe(part, kind) && (!takesText || kind != "null" && string(value) == p.text && fits(schema, p)):
+		return value, nil
+	case takesText:
+		return json.RawMessage(compact(p.text)), nil
 	}
-	if types["integer"] && !types["number"] {
-		if value, ok := tool.WholeNumber(text); ok {
-			return value, nil
-		}
+	wants, hint := kindOf(part, 0), ""
+	if example := written(p.name, wants); strings.Contains(example, ":=") {
+		hint = "; write " + example
 	}
-	if types["null"] && text == "null" {
-		return json.RawMessage(text), nil
-	}
-	return nil, usage(nil, "%s=%s: the tool takes %s there%s", name, text, article(types), jsonHint(s, name, types))
+	return nil, usage(nil, "%s=%s: the tool takes the type %s there%s", p.name, p.text, wants, hint)
 }
 
-func encodeText(text string) json.RawMessage { return json.RawMessage(compact(text)) }
-
-var jsonNumber = regexp.MustCompile(`^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$`)
-
-func asType(kind, text string) (json.RawMessage, bool) {
-	switch kind {
-	case "boolean":
-		return json.RawMessage(text), text == "true" || text == "false"
-	case "integer":
-		n, ok := new(big.Int).SetString(text, 10)
-		if !ok {
-			return nil, false
-		}
-		return json.RawMessage(n.String()), true
-	case "number":
-		if jsonNumber.MatchString(text) {
-			return json.RawMessage(text), true
-		}
-		f, err := strconv.ParseFloat(text, 64)
-		if err != nil || math.IsInf(f, 0) || math.IsNaN(f) || strings.ContainsAny(text, "xXpP_") {
-			return nil, false
-		}
-		return json.RawMessage(strconv.FormatFloat(f, 'g', -1, 64)), true
-	case "array", "object":
-		first := map[string]string{"array": "[", "object": "{"}[kind]
-		return json.RawMessage(text), strings.HasPrefix(strings.TrimSpace(text), first) && json.Valid([]byte(text))
+// readJSON reads a text as JSON that is no text, and returns its type, "" for none. It takes numbers that people
+// write and JSON does not have, too: 007 and .5.
+func readJSON(text string) (value json.RawMessage, kind string) {
+	value = json.RawMessage(strings.TrimSpace(text))
+	if d := json.NewDecoder(bytes.NewReader(value)); json.Valid(value) && value[0] != '"' {
+		d.UseNumber()
+		var is any
+		_ = d.Decode(&is)
+		return value, tool.KindOf(is)
 	}
-	return nil, false
-}
-
-// kinds are the types that a text may be read as, in order of preference, and their names.
-var kinds = [][2]string{
-	{"boolean", "true or false"}, {"integer", "a whole number"}, {"number", "a number"},
-	{"array", "a list"}, {"object", "an object"}, {"null", "null"},
-}
-
-func article(types map[string]bool) string {
-	var parts []string
-	for _, kind := range kinds {
-		if types[kind[0]] && (kind[0] != "integer" || !types["number"]) {
-			parts = append(parts, kind[1])
-		}
+	if n, ok := new(big.Int).SetString(text, 10); ok {
+		return json.RawMessage(n.String()), "integer"
 	}
-	return strings.Join(parts, " or ")
+	f, err := strconv.ParseFloat(text, 64)
+	if err != nil || math.IsInf(f, 0) || math.IsNaN(f) || strings.ContainsAny(text, "xXpP_") {
+		return nil, ""
+	}
+	return json.RawMessage(strconv.FormatFloat(f, 'g', -1, 64)), "number"
 }
 
 // fits reports whether the text of a parameter is JSON that the schema accepts.
 func fits(schema json.RawMessage, p pair) bool {
 	var alone map[string]json.RawMessage
-	if json.Unmarshal(schema, &alone) != nil || !json.Valid([]byte(p.text)) {
+	if json.Unmarshal(schema, &alone) != nil {
 		return false
 	}
 	delete(alone, "required")
@@ -225,15 +187,13 @@ func fits(schema json.RawMessage, p pair) bool {
 	return err == nil && v.Validate(json.RawMessage(compact(map[string]json.RawMessage{p.name: json.RawMessage(p.text)}))) == nil
 }
 
-func jsonHint(s *jsonschema.Schema, name string, types map[string]bool) string {
+// written is how an argument of a type is written on the command line.
+func written(name, kind string) string {
 	switch {
-	case types["array"]:
-		_, of, _ := strings.Cut(kindOf(partOf(s, name), 0), "array of ")
-		of, _, _ = strings.Cut(of, "|")
-		examples := map[string]string{"integer": "1", "number": "1.5", "boolean": "true", "object": `{"…":…}`}
-		return "; write " + name + ":='[" + cmp.Or(examples[of], `"…"`) + "]'"
-	case types["object"]:
-		return "; write " + name + `:='{"…":…}'`
+	case strings.HasPrefix(kind, "array"):
+		return name + ":='[…]'"
+	case kind == "object":
+		return name + ":='{…}'"
 	}
-	return ""
+	return name + "=…"
 }

@@ -53,29 +53,29 @@ func TestArguments(t *testing.T) {
 		"integer":           {[]string{"count=-7"}, "", `{"count":-7}`},
 		"big integer":       {[]string{"count=123456789012345678901234567890"}, "", `{"count":123456789012345678901234567890}`},
 		"leading zero":      {[]string{"count=007"}, "", `{"count":7}`},
-		"no integer":        {[]string{"count=two"}, "", `!count=two: the tool takes a whole number there`},
+		"no integer":        {[]string{"count=two"}, "", `!count=two: the tool takes the type integer there`},
 		"whole fraction":    {[]string{"count=3.0"}, "", `{"count":3}`},
 		"whole power":       {[]string{"count=-1.5e3"}, "", `{"count":-1500}`},
-		"small power":       {[]string{"count=1e-3"}, "", `!whole number`},
-		"huge power":        {[]string{"count=1e1000000000"}, "", `!whole number`},
+		"small power":       {[]string{"count=1e-3"}, "", `!the type integer there`},
+		"huge power":        {[]string{"count=1e1000000000"}, "", `!the type integer there`},
 		"union of a text":   {[]string{"either=3.0"}, "", `{"either":"3.0"}`},
 		"latin 1":           {[]string{"text=\xff"}, "", `!not UTF-8`},
 		"latin 1 on stdin":  {[]string{"-"}, "{\"text\":\"\xff\"}", `!stdin: not UTF-8`},
-		"fraction":          {[]string{"count=1.5"}, "", `!whole number`},
+		"fraction":          {[]string{"count=1.5"}, "", `!the type integer there`},
 		"number":            {[]string{"share=0.10"}, "", `{"share":0.10}`},
 		"number short":      {[]string{"share=.5"}, "", `{"share":0.5}`},
-		"no number":         {[]string{"share=NaN"}, "", `!a number`},
-		"hex":               {[]string{"share=0x10"}, "", `!a number`},
+		"no number":         {[]string{"share=NaN"}, "", `!the type number there`},
+		"hex":               {[]string{"share=0x10"}, "", `!the type number there`},
 		"boolean":           {[]string{"on=true"}, "", `{"on":true}`},
-		"no boolean":        {[]string{"on=yes"}, "", `!true or false`},
+		"no boolean":        {[]string{"on=yes"}, "", `!the type boolean there`},
 		"list":              {[]string{`list=["a"]`}, "", `{"list":["a"]}`},
-		"no list":           {[]string{"list=a"}, "", `!a list there; write list:=`},
+		"no list":           {[]string{"list=a"}, "", `!the type array of string there; write list:='[…]'`},
 		"object value":      {[]string{`object={"a":1}`}, "", `{"object":{"a":1}}`},
 		"any is text":       {[]string{"any=5"}, "", `{"any":"5"}`},
 		"unknown is text":   {[]string{"new=5"}, "", `{"new":"5"}`},
 		"optional number":   {[]string{"maybe=5"}, "", `{"maybe":5}`},
 		"optional null":     {[]string{"maybe=null"}, "", `{"maybe":null}`},
-		"optional wrong":    {[]string{"maybe=x"}, "", `!a whole number or null`},
+		"optional wrong":    {[]string{"maybe=x"}, "", `!the type integer|null there`},
 		"optional text":     {[]string{"note=null"}, "", `{"note":"null"}`},
 		"union number":      {[]string{"either=5"}, "", `{"either":5}`},
 		"union text":        {[]string{"either=five"}, "", `{"either":"five"}`},
@@ -84,17 +84,22 @@ func TestArguments(t *testing.T) {
 		"enum text":         {[]string{"level=max"}, "", `{"level":"max"}`},
 		"const":             {[]string{"fixed=true"}, "", `{"fixed":true}`},
 		"reference":         {[]string{"ref=80"}, "", `{"ref":80}`},
-		"reference wrong":   {[]string{"ref=http"}, "", `!whole number`},
+		"reference wrong":   {[]string{"ref=http"}, "", `!the type integer there`},
 		"reference to self": {[]string{"loop=80"}, "", `{"loop":"80"}`},
 		"allOf":             {[]string{"all=3"}, "", `{"all":3}`},
+		"allOf wrong":       {[]string{"all=x"}, "", `!the type integer there`},
+		"number in integer": {[]string{"share=3.0"}, "", `{"share":3.0}`},
+		"spaces":            {[]string{"count= 7"}, "", `{"count":7}`},
+		"spaces of a text":  {[]string{"either= 7"}, "", `{"either":" 7"}`},
+		"quoted":            {[]string{`either="7"`}, "", `{"either":"\"7\""}`},
 		"json":              {[]string{"count:=3", `any:={"a":[1]}`, "note:=null"}, "", `{"any":{"a":[1]},"count":3,"note":null}`},
 		"json wrong":        {[]string{"count:=two"}, "", `!for text write count=two`},
 		"twice":             {[]string{"count=1", "count:=2"}, "", `!given twice`},
-		"word":              {[]string{"Oslo"}, "", `!is no argument: write name=value`},
-		"nameless":          {[]string{"=x"}, "", `!is no argument`},
+		"word":              {[]string{"Oslo"}, "", `!is not an argument: write name=value`},
+		"nameless":          {[]string{"=x"}, "", `!is not an argument`},
 		"bad json":          {[]string{`{"count":`}, "", `!no JSON at byte`},
 		"array":             {[]string{`[1]`}, "", `!one JSON object`},
-		"object late":       {[]string{"count=1", `{"a":1}`}, "", `!is no argument`},
+		"object late":       {[]string{"count=1", `{"a":1}`}, "", `!is not an argument`},
 		"empty stdin":       {[]string{"-"}, " \n", `!stdin: empty`},
 		"no file":           {[]string{"@" + file + ".not"}, "", `!cannot be read`},
 	} {
@@ -138,6 +143,19 @@ func TestArgumentsOfNestedAlternatives(t *testing.T) {
 	}
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// A schema that only refers to itself describes nothing: each value is text.
+func TestArgumentsOfASchemaThatRefersToItself(t *testing.T) {
+	t.Parallel()
+	g, err := parseArguments([]string{"x=5"}, nil)
+	var got json.RawMessage
+	if err == nil {
+		got, err = g.merge(json.RawMessage(`{"$ref":"#"}`))
+	}
+	if err != nil || string(got) != `{"x":"5"}` {
+		t.Errorf("%s %v", got, err)
 	}
 }
 

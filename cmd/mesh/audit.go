@@ -29,10 +29,10 @@ func (a *app) auditCommand() *cobra.Command {
 	var back time.Duration
 	cmd := &cobra.Command{
 		Use: "audit", Short: "List the calls that ended, with their callers and outcomes",
-		Long: `List the calls that nodes ran or refused, the oldest first: of all sessions, or of the
-one that --session names. The mesh keeps them once a node runs with --audit (MESH_AUDIT);
--f goes on with those that end from now on, with --json a line for each; where the mesh
-keeps none, it misses those that end while the connection is cut. It takes an
+		Long: `List the calls that nodes ran or refused, the oldest first, of all sessions or of the
+one that --session names. The mesh keeps them once a node runs with --audit (MESH_AUDIT).
+-f then follows the calls that end from now on, with --json a line for each; without
+--audit it misses those that end while its connection is cut. You need an
 administrator's key.`,
 		Args: nothing,
 		RunE: a.onMesh(func(ctx context.Context, l *link, _ []string) error {
@@ -76,8 +76,7 @@ administrator's key.`,
 					case follow:
 						return live(ctx, l, subject, show)
 					default:
-						return toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh keeps no audit: start mesh up, or an agent, with --audit (MESH_AUDIT), or follow the calls that end from now on (-f)").
-							WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+						return refused(toolmesh.OriginMesh, toolmesh.CodeUnavailable, "the mesh keeps no audit: start mesh up, or an agent, with --audit (MESH_AUDIT), or follow the calls that end from now on (-f)")
 					}
 				}
 				if !follow {
@@ -122,7 +121,7 @@ var auditColumns = []string{"TIME", "SESSION", "KEY", "TOOL", "NODE", "OUTCOME",
 
 func auditRow(e codec.CallEvent) []string {
 	return []string{
-		e.Time.Local().Format(time.DateTime), string(e.Session), cmp.Or(e.Key, "-"), string(e.Tool), string(e.Node),
+		localTime(e.Time), string(e.Session), cmp.Or(e.Key, "-"), string(e.Tool), string(e.Node),
 		cmp.Or(string(e.Code), e.Status), strconv.FormatFloat(e.DurationMS, 'f', 1, 64), string(e.RPCID),
 	}
 }

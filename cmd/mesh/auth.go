@@ -16,16 +16,15 @@ func (a *app) authCommand() *cobra.Command {
 	session := string(subjects.DefaultSession)
 	template := &cobra.Command{
 		Use: "template {--nats-conf | --jwt}", Short: "Print the permissions of keys, for a NATS server of your own",
-		Long: `Print the part of a NATS server's configuration that lets in three keys, each with
-what it may do: an administrator, the nodes, and callers of the default session,
-among them clients without a key. For all other keys, those of sessions, the server
-asks the agents and routers that have the issuer's key. The keys are made in the data
-folder, in keys/, where they are not there yet: copy node.nk to the machines of the
-mesh and issuer.nk to two that you trust as yourself, and keep admin.nk for yourself.
-Let no other user read them.
+		Long: `Print the part of a NATS server's configuration that admits three keys, each with
+its rights: of an administrator, of the nodes, and of callers of the default session.
+Clients without a key have a caller's rights. The server asks agents and routers with
+the issuer's key about all other keys, those of sessions. Missing keys are made in keys/
+of the data folder: copy node.nk to the machines of the mesh and issuer.nk to two that
+you trust as yourself, and keep admin.nk for yourself. No other user may read them.
 
-With --jwt, print what an administrator, a node, a router and a caller of a session
-may do as JSON, in the form of the permissions in a user's JWT; no keys are made.`,
+With --jwt, print the rights of an administrator, a node, a router and a caller of a
+session as JSON, in the form of the permissions in a user's JWT. No keys are made.`,
 		Example: "  mesh auth template --nats-conf > mesh.conf     # include mesh.conf in nats-server's configuration\n" +
 			"  mesh-agent -s nats://HOST:4222 --nkey node.nk --auth-issuer issuer.nk\n  mesh install ./dir -s nats://HOST:4222 --nkey admin.nk\n" +
 			"  mesh auth template --jwt --session bob | jq .caller.pub.allow",

@@ -21,10 +21,10 @@ func (a *app) bridgeCommand() *cobra.Command {
 		Use: "bridge", Short: "Speak with a program on stdin and stdout: for languages without a NATS client",
 		Long: `Speak frames with the program that started it, on stdin and stdout: the program
 calls tools of the mesh, and offers tools of its own as a node. A frame is four bytes of
-length, big-endian, and an object in JSON; docs/bridge.md says which there are.
+length, big-endian, and an object in JSON; docs/bridge.md lists the types.
 
-It ends when its stdin does, which takes the program's tools off at once; on SIGTERM,
-SIGINT or a frame {"type":"drain"} the calls that run end first.`,
+It ends with its stdin, which removes the program's tools at once. On SIGTERM, SIGINT or
+a frame {"type":"drain"} running calls end first.`,
 		Args: nothing,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.bridge(cmd.Context(), packed) },
 	}

@@ -44,12 +44,12 @@ func (a *app) callCommand() *cobra.Command {
 		}
 		return takes(1, -1, "a tool")(cmd, args)
 	}
-	wordFlag(cmd, &f.key, "key", "the `NAME` of what the call does, for a day: it runs once, and each further call under the key gets what that ended with")
-	cmd.Flags().BoolVar(&f.lines, "lines", false, "make a call for each line of stdin, many at once, and print what they return as it comes:\n"+
+	wordFlag(cmd, &f.key, "key", "idempotency key, a `NAME` for the effect of the call: it runs once in a day, and each further call under the key gets its outcome")
+	cmd.Flags().BoolVar(&f.lines, "lines", false, "make a call for each line of stdin, many at once, and print each result as it comes:\n"+
 		"{\"id\",\"tool\",\"args\",\"timeout\",\"session\",\"stream\",\"key\"}; all but tool may be left out")
 	cmd.Flags().BoolVar(&f.stream, "stream", false, "print items as they come, as mesh stream does")
-	cmd.Flags().StringVar(&f.out, "out", "", "write the result to this file: the bytes of a file that the tool returns, of other results the JSON")
-	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "run the tool, whatever is kept of earlier calls")
+	cmd.Flags().StringVar(&f.out, "out", "", "write the result to this file: the bytes of a returned file, else JSON")
+	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "run the tool even if the result of an earlier call is kept")
 	return cmd
 }
 
@@ -68,7 +68,7 @@ func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
 		Args: takes(1, -1, "a tool"),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			if f.lines && (f.stream || f.rpcID != "" || f.key != "") {
-				return usage(cmd, "--lines goes without --stream, --rpc-id and --key: each line says its own")
+				return usage(cmd, "--lines excludes --stream, --rpc-id and --key: each line has its own")
 			}
 			if f.out != "" && (f.stream || f.lines) {
 				return usage(cmd, "--out is for calls with one result, not for --stream and --lines")
@@ -92,12 +92,12 @@ func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 	}
 	id := subjects.ToolID(args[0])
 	if err := id.Validate(); err != nil {
-		return usage(nil, "%q is no tool id: %s", id, err.Error())
+		return usage(nil, "%q is not a tool id: %s", id, err.Error())
 	}
 	if f.lines {
 		return a.callLines(ctx, id, f.timeout)
 	}
-	g, err := a.arguments(ctx, args[1:])
+	g, err := parseArguments(args[1:], a.stdin(ctx))
 	if err != nil {
 		return err
 	}
@@ -113,18 +113,9 @@ func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 			body, err = g.merge(nil)
 		}
 		if err != nil {
-			if a.json && !isUsage(err) {
-				return a.callFailed(ctx, l, rpc, f.stream, err)
-			}
-			return err
+			return a.callFailed(ctx, l, rpc, f.stream, err)
 		}
-		options := []client.CallOption{client.WithRPCID(rpc)}
-		if f.key != "" {
-			options = append(options, client.WithIdempotencyKey(f.key))
-		}
-		if f.timeout > 0 {
-			options = append(options, client.WithTimeout(f.timeout))
-		}
+		options := []client.CallOption{client.WithRPCID(rpc), client.WithIdempotencyKey(f.key), client.WithTimeout(f.timeout)}
 		if f.noCache {
 			options = append(options, client.NoCache())
 		}
@@ -141,11 +132,6 @@ func newRPCID(stream bool) subjects.RPCID {
 		return subjects.NewRPCID("rpc_stream_")
 	}
 	return subjects.NewRPCID("rpc_")
-}
-
-// arguments parses the arguments of the command line.
-func (a *app) arguments(ctx context.Context, args []string) (given, error) {
-	return parseArguments(args, a.stdin(ctx))
 }
 
 // body builds the arguments object. It asks for the schema only if a value has to be typed by it;
@@ -203,33 +189,41 @@ func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc su
 		err = l.save(ctx, result, out)
 	}
 	done()
-	switch {
-	case toolmesh.CodeOf(err) == toolmesh.CodeDeadlineExceeded && !a.json:
+	if toolmesh.CodeOf(err) == toolmesh.CodeDeadlineExceeded && !a.json {
 		e := *toolmesh.AsError(err)
 		e.Message = fmt.Sprintf("%s, after %s", e.Message, time.Since(begun).Round(10*time.Millisecond))
 		return &e
-	case err != nil && a.json:
+	}
+	return a.printResult(ctx, l, rpc, result, out, err)
+}
+
+// printResult prints the end of a call or a task. The file out has the result, unless it is "".
+func (a *app) printResult(ctx context.Context, l *link, rpc subjects.RPCID, result *client.Result, out string, err error) error {
+	if err != nil {
 		return a.callFailed(ctx, l, rpc, false, err)
-	case err != nil:
-		return err
-	case out != "" && !a.json:
-	case a.json:
+	}
+	if a.json {
 		answer := answerOf(rpc, result)
 		if answer.Out = out; out != "" {
 			answer.Result = nil
 		}
 		a.printJSON(answer)
-	default:
+		return nil
+	}
+	if out == "" {
 		a.printValue(result.Value)
 	}
-	if result.Warning != "" && !a.json {
+	if result.Warning != "" {
 		fmt.Fprintf(a.err, "mesh: warning: %s\n", result.Warning)
 	}
 	return nil
 }
 
-// callFailed prints a failed call as JSON. If the mesh has no node at all, the error says so.
+// callFailed prints a failed call with --json. If the mesh has no node at all, the error says so.
 func (a *app) callFailed(ctx context.Context, l *link, rpc subjects.RPCID, stream bool, err error) error {
+	if !a.json || isUsage(err) {
+		return err
+	}
 	if ctx.Err() == nil {
 		err = l.explained(ctx, err)
 	}
@@ -262,29 +256,38 @@ type endAnswer struct {
 
 func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc subjects.RPCID, body json.RawMessage, options []client.CallOption) error {
 	done := a.running(string(rpc)+" runs", "; Ctrl-C cancels it")
-	defer done()
+	err := l.stream(ctx, nil, id, body, options, func(v any) bool {
+		done()
+		if item, ok := v.(itemAnswer); ok && !a.json {
+			a.printJSON(item.Data)
+		} else if a.json {
+			a.printJSON(v)
+		}
+		return a.out.lost == nil
+	})
+	done()
+	switch {
+	case a.out.lost != nil:
+		return &reported{process.StatusMesh} // stdout has no reader any more
+	case err != nil:
+		return a.callFailed(ctx, l, rpc, true, err)
+	}
+	return nil
+}
+
+// stream makes a streaming call and passes on its items and its end, until put returns false. The error is that of
+// the call.
+func (l *link) stream(ctx context.Context, line json.RawMessage, id subjects.ToolID, body json.RawMessage, options []client.CallOption, put func(any) bool) error {
 	var count int64
 	for chunk, err := range l.client.Stream(ctx, id, body, options...) {
-		done()
 		if err != nil {
-			if !a.json {
-				return err
-			}
-			return a.callFailed(ctx, l, rpc, true, err)
+			return err
 		}
-		count++
-		if a.json {
-			a.printJSON(itemAnswer{nil, chunk.Seq, orNull(chunk.Data)})
-		} else {
-			a.printJSON(orNull(chunk.Data))
-		}
-		if a.out.lost != nil {
-			return &reported{process.StatusMesh} // stdout has no reader any more
+		if count++; !put(itemAnswer{line, chunk.Seq, orNull(chunk.Data)}) {
+			return nil
 		}
 	}
-	if a.json {
-		a.printJSON(endAnswer{nil, true, count})
-	}
+	put(endAnswer{line, true, count})
 	return nil
 }
 

@@ -33,8 +33,8 @@ func (a *app) demoCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "demo", Short: "Show a mesh at work: one of its own, removed at the end",
 		Long: `Start a mesh of its own on free ports of this machine, install indexes from git,
-call, stream, fail, time out, serve a Go function, and clean up. It touches nothing of
-yours. It needs git and python3, and the package index for two small packages.`,
+call, stream, fail, time out, serve a Go function, and clean up. It changes none of your
+files. It needs git and python3, and the package index for two small packages.`,
 		Args: nothing,
 		RunE: runE(func(ctx context.Context, _ []string) error { return a.demo(ctx, keep) }),
 	}
@@ -100,7 +100,7 @@ const candidates = `candidates:=["1.2","2004d","1.10"]`
 
 // story is shown once the indexes are installed.
 var story = []act{
-	{"Call them: the same function, beside itself, with two versions of one package", []command{
+	{"Call them: the same function side by side with two versions of one package", []command{
 		{args: []string{"call", "versions-lenient.versions.library"}, want: `"20.9"`},
 		{args: []string{"call", "versions-strict.versions.library"}, want: `"24.1"`},
 		{args: []string{"call", "versions-lenient.versions.newest", candidates}, want: "packaging 20.9"},
@@ -110,16 +110,16 @@ var story = []act{
 	{"Stream: items as the tool yields them, kept for a caller that loses the connection", []command{
 		{args: []string{"stream", "lab.streams.words", "text=one tool many callers"}, want: "callers"},
 	}},
-	{"Fail well: a failing tool is told from a failing mesh, and nothing is stuck", []command{
+	{"Fail well: a failing tool differs from a failing mesh, and nothing hangs", []command{
 		{args: []string{"call", "lab.bank.withdraw", "account=bob", "amount=20"}, status: process.StatusFailed, want: "InsufficientFunds"},
-		{args: []string{"call", "lab.bank.withdraw", "account=bob", "amount=much"}, status: process.StatusUsage, want: "whole number"},
+		{args: []string{"call", "lab.bank.withdraw", "account=bob", "amount=much"}, status: process.StatusUsage, want: "integer"},
 		{args: []string{"call", "lab.timing.slow", "seconds=60", "--timeout=500ms"}, status: process.StatusFailed, want: "time"},
 		{args: []string{"call", "wether.forecast.today"}, status: process.StatusMesh, want: "weather.forecast.today"},
 	}},
 }
 
 func (d *demo) play(ctx context.Context, keep bool) error {
-	d.say("A mesh of tools on this machine. Behind each $ is a command that you could type;\n$DEMO is a folder that goes at the end.")
+	d.say("A mesh of tools on this machine. After each $ is a command that you could type;\n$DEMO is a folder that is removed at the end.")
 	d.title("Start a mesh: a NATS server and an agent, in one process")
 	up := []string{"up", "--detach", "--data-dir=" + d.data, "--nats-listen=127.0.0.1:0"}
 	if !keep {
@@ -147,11 +147,11 @@ func (d *demo) play(ctx context.Context, keep bool) error {
 			}
 		}
 	}
-	d.title("Call over HTTP: curl, OpenAPI clients and MCP clients need none of our code")
+	d.title("Call over HTTP: curl, OpenAPI clients and MCP clients need no code of ours")
 	if err := d.curl(ctx, "weather.forecast.today", `{"city":"Oslo"}`, "Oslo"); err != nil {
 		return err
 	}
-	d.title("Serve a Go function beside the Python tools: this process is a node now, too")
+	d.title("Serve a Go function next to the Python tools: this process is now a node, too")
 	return d.goFunction(ctx)
 }
 
@@ -265,7 +265,7 @@ func (d *demo) run(ctx context.Context, c command) (string, error) {
 // leave says how to use the mesh, which keeps running, in commands that can be pasted.
 func (d *demo) leave() {
 	mesh := os.Args[0]
-	d.say("\nThe mesh is still there, all but the Go function. These work as pasted:\n")
+	d.say("\nThe mesh still runs, without the Go function. These commands work as pasted:\n")
 	for _, line := range []string{
 		"ls", "info weather.forecast.daily", "call weather.forecast.daily city=Lima days=2",
 		"stream lab.streams.countdown start=5",

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -42,12 +43,9 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 			args = append(args, "--"+f.Name+"="+f.Value.String())
 		}
 	})
-	up, err := a.spawn(dir, args)
-	if err != nil {
-		return err
-	}
+	log := filepath.Join(dir, logFile)
 	started := a.running("starting: building what is installed", "")
-	ready, err := up.wait(ctx)
+	ready, err := a.background(ctx, dir, log, args)
 	started()
 	if err != nil {
 		return err
@@ -56,7 +54,7 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 	url, _, _ := strings.Cut(strings.TrimPrefix(ready, readyLine), " ")
 	a.warnUnfound(url, dir)
 	if a.term.err {
-		fmt.Fprintln(a.err, a.term.dim("it runs in the background; mesh down stops it; log: "+up.log))
+		fmt.Fprintln(a.err, a.term.dim("it runs in the background; mesh down stops it; log: "+log))
 	}
 	return nil
 }
@@ -69,89 +67,70 @@ func (a *app) warnUnfound(url, dir string) {
 		if r, _, _ := connect.ReadRecord(filepath.Join(dir, upFile)); r.Keys {
 			needed += " --nkey " + access.File(dir, access.Admin)
 		}
-		fmt.Fprintf(a.err, "mesh: warning: other commands need %s: there is no record of it in %q\n", needed, s)
+		fmt.Fprintf(a.err, "mesh: warning: other commands need %s: the mesh could not be recorded in %q\n", needed, s)
 	}
 }
 
-// background is a mesh in a process of its own.
-type background struct {
-	cmd   *exec.Cmd
-	out   *bufio.Reader
-	log   string
-	begin int // offset in the log of the lines of this start
-}
-
-// spawn starts this program again, in a new process session, with its log in dir.
-func (a *app) spawn(dir string, args []string) (*background, error) {
+// background starts this program again in dir, in a new process session, with a log at path. It returns the line that
+// says that the mesh is ready. If ctx ends first it stops the process. If the process ends by itself, the error has the
+// end of its log.
+func (a *app) background(ctx context.Context, dir, path string, args []string) (ready string, err error) {
 	self, err := os.Executable()
 	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "find this program: %w", err)
+		return "", toolmesh.Errorf(toolmesh.CodeInternal, "find this program: %w", err)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the data folder cannot be made; name another with --data-dir: %w", err)
+		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the data folder cannot be made; name another with --data-dir: %w", err)
 	}
-	b := &background{log: filepath.Join(dir, logFile)}
-	if info, err := os.Stat(b.log); err == nil && info.Size() > logMost {
-		_ = os.Rename(b.log, b.log+".1")
+	if info, err := os.Stat(path); err == nil && info.Size() > logMost {
+		_ = os.Rename(path, path+".1")
 	}
-	log, err := os.OpenFile(b.log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	log, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the log cannot be written: %w", err)
+		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the log cannot be written: %w", err)
 	}
-	defer func() { _ = log.Close() }() // the child has its own descriptor
-	if info, err := log.Stat(); err == nil {
-		b.begin = int(info.Size())
+	defer func() { _ = log.Close() }()  // the child has its own descriptor
+	begin, _ := log.Seek(0, io.SeekEnd) // of the lines of this start
+	cmd := exec.Command(self, args...)
+	cmd.Env, cmd.Dir, cmd.Stderr = a.env, dir, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
 	}
-	b.cmd = exec.Command(self, args...)
-	b.cmd.Env, b.cmd.Dir, b.cmd.Stderr = a.env, dir, log
-	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	out, err := b.cmd.StdoutPipe()
 	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "start the mesh: %w", err)
+		return "", toolmesh.Errorf(toolmesh.CodeInternal, "start the mesh: %w", err)
 	}
-	if err := b.cmd.Start(); err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "start the mesh: %w", err)
-	}
-	b.out = bufio.NewReader(out)
-	return b, nil
-}
-
-// wait returns the line that says that the mesh is ready. If ctx ends first, wait stops the
-// process. If the process ends by itself, the error has the end of its log.
-func (b *background) wait(ctx context.Context) (string, error) {
-	release := context.AfterFunc(ctx, func() { _ = b.cmd.Process.Signal(syscall.SIGTERM) })
-	line, err := b.out.ReadString('\n')
+	release := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) })
+	lines := bufio.NewReader(out)
+	ready, err = lines.ReadString('\n')
 	if release() && err == nil {
-		return strings.TrimSpace(line), nil
+		return strings.TrimSpace(ready), nil
 	}
-	_, _ = io.Copy(io.Discard, b.out)
-	ended := b.cmd.Wait()
+	_, _ = io.Copy(io.Discard, lines)
+	ended := cmd.Wait()
 	if ctx.Err() != nil {
 		return "", context.Cause(ctx)
 	}
-	why := b.tail()
+	why := tail(path, begin)
 	if why == "" && ended != nil {
 		why = ended.Error()
 	}
-	if why == "" {
-		why = "it ended without a word"
-	}
-	return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh did not start: %s", why).
-		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	return "", refused(toolmesh.OriginCaller, toolmesh.CodeUnavailable, "the mesh did not start: %s", cmp.Or(why, "it ended without output"))
 }
 
-// tail returns why the process ended: its last output without log lines, if any, else the last
-// lines of the log.
-func (b *background) tail() string {
-	data, err := os.ReadFile(b.log)
+// tail returns why a process ended, by what it has written to its log from an offset on: its last output without log
+// lines, if any, else the last lines of the log.
+func tail(path string, begin int64) string {
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return ""
 	}
-	lines := strings.Split(strings.TrimSpace(string(data[min(b.begin, len(data)):])), "\n")
+	lines := strings.Split(strings.TrimSpace(string(data[min(begin, int64(len(data))):])), "\n")
 	for i := len(lines) - 1; i >= 0; i-- {
 		if text, ok := strings.CutPrefix(lines[i], "mesh: "); ok {
 			return text
 		}
 	}
-	return "log " + b.log + " ends with\n  " + strings.Join(lines[max(0, len(lines)-10):], "\n  ")
+	return "log " + path + " ends with\n  " + strings.Join(lines[max(0, len(lines)-10):], "\n  ")
 }

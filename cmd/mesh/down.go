@@ -22,8 +22,8 @@ func (a *app) downCommand() *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
 		Use: "down", Short: "Stop the mesh that mesh up started here",
-		Long: `Stop the mesh that mesh up started on this machine, of several the latest, or the
-one of --server or --data-dir. Calls in flight end first; what is installed stays.`,
+		Long: `Stop the mesh that mesh up started on this machine: the latest, or the one of --server
+or --data-dir. Calls in flight end first; installed indexes stay.`,
 		Args: nothing,
 		RunE: runE(func(ctx context.Context, _ []string) error {
 			r, err := a.findUp(dir)
@@ -43,7 +43,7 @@ one of --server or --data-dir. Calls in flight end first; what is installed stay
 
 func (a *app) findUp(dir string) (connect.Record, error) {
 	none := func(format string, args ...any) (connect.Record, error) {
-		return connect.Record{}, toolmesh.Errorf(toolmesh.CodeUnavailable, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+		return connect.Record{}, refused(toolmesh.OriginCaller, toolmesh.CodeUnavailable, format, args...)
 	}
 	if dir != "" {
 		dir, err := filepath.Abs(dir)

@@ -77,6 +77,11 @@ func (a *app) status(ctx context.Context, err error) int {
 	return process.Status(e.Code)
 }
 
+// refused returns an error of a call or a change that has not begun.
+func refused(origin toolmesh.Origin, code toolmesh.Code, format string, args ...any) error {
+	return toolmesh.Errorf(code, format, args...).WithOrigin(origin).WithStarted(toolmesh.StartedNo)
+}
+
 // placed marks an error as raised in this process, unless it has an origin. With these codes no
 // call has begun; with other codes that is unknown.
 func placed(e *toolmesh.Error) *toolmesh.Error {
@@ -117,7 +122,7 @@ func (a *app) printError(e *toolmesh.Error) {
 		fmt.Fprintf(a.err, "%s %s\n", a.term.strong(kind+":"), e.Message)
 	}
 	if e.Code == toolmesh.CodePermissionDenied {
-		fmt.Fprintln(a.err, "give a key that may do this with --nkey FILE or MESH_NATS_NKEY")
+		fmt.Fprintln(a.err, "name the file of a key with this right by --nkey FILE or MESH_NATS_NKEY")
 	}
 	var problems []string
 	if e.Code == toolmesh.CodeInstallFailed {

@@ -54,6 +54,5 @@ func (a *app) indexes() noun[inventory.Index] {
 }
 
 func noIndex(name string, known []string) error {
-	return toolmesh.Errorf(toolmesh.CodeToolNotFound, "there is no index %q%s", name, didYouMean(name, known)).
-		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	return refused(toolmesh.OriginMesh, toolmesh.CodeToolNotFound, "there is no index %q%s", name, didYouMean(name, known))
 }

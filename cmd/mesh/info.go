@@ -39,11 +39,7 @@ func (a *app) infoCommand() *cobra.Command {
 			if format != "" {
 				return a.printFormat(format, d.Descriptor)
 			}
-			reason := d.Reason
-			if reason == "" && len(d.Nodes) == 0 {
-				reason = l.reasonOf(ctx, d.Descriptor.ID)
-			}
-			a.printInfo(d, reason)
+			a.printInfo(d)
 			return nil
 		}),
 	}
@@ -64,21 +60,7 @@ func (a *app) printFormat(format render.Format, d *tool.Descriptor) error {
 	return nil
 }
 
-// reasonOf returns why a tool is not served, "" if unknown.
-func (l *link) reasonOf(ctx context.Context, id subjects.ToolID) string {
-	tools, err := l.client.List(ctx)
-	if err != nil {
-		return "" // the rest of the tool is printed without it
-	}
-	for _, t := range tools {
-		if t.ID == id {
-			return t.Reason
-		}
-	}
-	return ""
-}
-
-func (a *app) printInfo(answer registry.DescribeAnswer, reason string) {
+func (a *app) printInfo(answer registry.DescribeAnswer) {
 	d := answer.Descriptor
 	fmt.Fprintln(a.out, d.ID)
 	if text := strings.TrimSpace(d.Description); text != "" {
@@ -104,45 +86,30 @@ func (a *app) printInfo(answer registry.DescribeAnswer, reason string) {
 		a.table([]string{"ARGUMENT", "TYPE", "", "DESCRIPTION"}, rows)
 	}
 	fmt.Fprintln(a.out)
-	var facts []string
-	fact := func(name, value string) {
-		if value != "" {
-			facts = append(facts, name, value)
-		}
-	}
-	if d.Annotations.Streaming {
-		fact("items", shapeOf(d.OutputSchema))
-	} else {
-		fact("result", shapeOf(d.OutputSchema))
-	}
+	shape := map[bool]string{true: "items", false: "result"}[d.Annotations.Streaming]
+	a.facts(shape, shapeOf(d.OutputSchema))
 	if d.Index != nil {
-		fact("index", fmt.Sprintf("%s @ %s", d.Index.Name, short(d.Index.Revision)))
+		a.facts("index", fmt.Sprintf("%s @ %s", d.Index.Name, short(d.Index.Revision)))
 	}
-	fact("nodes", join(answer.Nodes, "none serves it now"))
-	fact("reason", reason)
-	fact("source", cmp.Or(sourceTexts[d.Source], string(d.Source)))
-	fact("declares", declaredBy(d.Annotations))
-	for _, on := range answer.Limits {
-		text := limitsText(on.Limits)
-		if len(answer.Limits) > 1 {
-			text += " on " + join(on.Nodes, "")
+	a.facts("nodes", join(answer.Nodes, "none serves it now"), "reason", answer.Reason, "source", cmp.Or(sourceTexts[d.Source], string(d.Source)), "declares", declaredBy(d.Annotations))
+	onNodes := func(fact, text string, nodes []subjects.NodeID, several bool) {
+		if several {
+			text += " on " + join(nodes, "")
 		}
-		fact("limits", text)
+		a.facts(fact, text)
+	}
+	for _, on := range answer.Limits {
+		onNodes("limits", limitsText(on.Limits), on.Nodes, len(answer.Limits) > 1)
 	}
 	for _, on := range answer.Users {
-		text := on.User
-		if len(answer.Users) > 1 {
-			text += " on " + join(on.Nodes, "")
-		}
-		fact("user", text)
+		onNodes("user", on.User, on.Nodes, len(answer.Users) > 1)
 	}
 	if len(d.Metadata) > 0 {
-		fact("metadata", compact(d.Metadata))
+		a.facts("metadata", compact(d.Metadata))
 	}
 	for _, w := range d.Warnings {
-		fact("warning", w)
+		a.facts("warning", w)
 	}
-	a.facts(facts...)
 }
 
 var sourceTexts = map[tool.Source]string{
@@ -204,16 +171,8 @@ func exampleCall(d *tool.Descriptor, parameters []parameter) string {
 	}
 	parts := []string{"mesh", verb, string(d.ID)}
 	for _, p := range parameters {
-		if !p.required {
-			continue
-		}
-		switch {
-		case strings.HasPrefix(p.kind, "array"):
-			parts = append(parts, p.name+":='[…]'")
-		case p.kind == "object":
-			parts = append(parts, p.name+":='{…}'")
-		default:
-			parts = append(parts, p.name+"=…")
+		if p.required {
+			parts = append(parts, written(p.name, p.kind))
 		}
 	}
 	return strings.Join(parts, " ")

@@ -52,20 +52,21 @@ func (a *app) installCommand() *cobra.Command {
 		Use: "install SOURCE", Short: "Install an index of tools on the whole mesh",
 		Long: `Install an index of tools on the whole mesh. SOURCE is
 
-  ./dir  /dir            a folder, taken as it is on disk without what git ignores
-  ./tool.py              a single file that says in a PEP 723 block what it needs
+  ./dir  /dir            a folder, taken as it is on disk without the files that git ignores
+  ./tool.py              a single file with a PEP 723 block for its dependencies
   owner/repo[@rev]       a repository on GitHub
   https://…  ssh://…  file://…  git@host:path      any git repository, with @rev
-  -                      what {"source":"…","env":{"K":"V"}} on stdin says: all users of the machine
-                         can read a command line, a token in a URL or a variable with it
+  -                      {"source":"…","env":{"K":"V"}} on stdin, for a token in a URL or a secret
+                         variable: all users of the machine can read a command line
 
-Packages that have no wheel are built from source, and an index may have an init command: that
-is code of strangers that runs at once. On a terminal you are asked before it does; --dry-run
-lists that code and its user.
+Packages without a wheel are built from source, and an index may have an init command: both run
+other people's code during the install. On a terminal you are asked before that; --dry-run lists
+this code and its user.
 
-Installing what is installed, unchanged, is a success. What --env, --path and --on gave is
-kept until it is given anew. With --on the index is for nodes with these labels alone (those
-of mesh-agent --labels and mesh node label), with --on all for every node again. With --session the index is private to that session.`,
+Installing an unchanged index again is a success. An install keeps the earlier --env, --path and
+--on unless it has new ones. With --on only nodes with these labels serve the index (those of
+mesh-agent --labels and mesh node label), with --on all every node again. With --session the
+index is private to that session.`,
 		Example: `  mesh install ./examples/indexes/weather
   mesh install owner/repo@v1.2 --name tools
   mesh install https://example.com/tools.git --rev main --env API_KEY
@@ -77,7 +78,7 @@ of mesh-agent --labels and mesh node label), with --on all for every node again.
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&f.name, "name", "", "`NAME` of the index (default its own wish, else the last part of SOURCE)")
+	flags.StringVar(&f.name, "name", "", "`NAME` of the index (default the name in its manifest, else the last part of SOURCE)")
 	flags.StringVar(&f.rev, "rev", "", "revision: a branch, a tag or a commit `REV`; needs git")
 	flags.StringArrayVar(&f.env, "env", nil, "give the tools a variable, declared or not: `K` reads it from your environment, K=V sets it (never for secrets); may be repeated")
 	flags.StringArrayVar(&f.paths, "path", nil, "give the tools the folder `DIR[:rw]` of their nodes, to read or also to write; may be repeated")
@@ -115,7 +116,7 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 		return err
 	}
 	for _, text := range f.paths {
-		p, err := index.ParsePath(text)
+		p, err := index.ParseFolder(text)
 		if err != nil {
 			return usage(nil, "--path %s", err.Error())
 		}
@@ -214,13 +215,10 @@ func (a *app) variables(env map[string]string, given []string) (_ map[string]str
 		if _, twice := env[name]; twice {
 			return nil, nil, usage(nil, "%s is given twice", name)
 		}
-		if !typed {
-			if !slices.ContainsFunc(a.env, func(e string) bool { return strings.HasPrefix(e, name+"=") }) {
-				return nil, nil, usage(nil, "--env %s: your environment has no such variable", name)
-			}
-			value = connect.Lookup(a.env, name)
-		} else {
+		if typed {
 			literal = append(literal, name)
+		} else if value, typed = connect.LookupEnv(a.env, name); !typed {
+			return nil, nil, usage(nil, "--env %s: your environment has no such variable", name)
 		}
 		if !utf8.ValidString(name) || !utf8.ValidString(value) {
 			return nil, nil, usage(nil, "--env %s: the variable is not UTF-8", strings.ToValidUTF8(name, "�"))
@@ -349,7 +347,7 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 			if r.Session != "" {
 				in = " --session " + shellQuote(string(r.Session))
 			}
-			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s): mesh uninstall %s%s ends it or takes it back\n",
+			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s): mesh uninstall %s%s ends it or removes the index\n",
 				job, cmp.Or(r.called, "INDEX"), in)
 		}
 		if err = unfinished(err); len(p.warned) > 0 {
@@ -361,21 +359,22 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 		a.say(map[string]any{"job": job}, job)
 		return nil
 	}
-	if f.dryRun && done.Plan != nil {
-		if a.json {
-			a.printJSON(struct {
-				*deploy.Plan
-				Warnings []string `json:"warnings,omitempty"`
-			}{done.Plan, done.Warnings})
-			return nil
-		}
+	if !a.json {
 		for _, w := range done.Warnings {
 			fmt.Fprintf(a.err, "mesh: warning: %s\n", w)
 		}
+	}
+	switch {
+	case f.dryRun && done.Plan != nil && a.json:
+		a.printJSON(struct {
+			*deploy.Plan
+			Warnings []string `json:"warnings,omitempty"`
+		}{done.Plan, done.Warnings})
+		return nil
+	case f.dryRun && done.Plan != nil:
 		a.facts(planFacts(done.Plan)...)
 		return nil
-	}
-	if done.Index == "" {
+	case done.Index == "":
 		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the agent's answer does not say what is installed")
 	}
 	c := l.client
@@ -385,9 +384,6 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f insta
 	inventory.Listed(ctx, c, done.Tools)
 	if a.json {
 		return nil
-	}
-	for _, w := range done.Warnings {
-		fmt.Fprintf(a.err, "mesh: warning: %s\n", w)
 	}
 	for _, u := range done.Unavailable {
 		fmt.Fprintf(a.err, "mesh: %s is not served: %s\n", u.ID, u.Reason)
@@ -407,7 +403,7 @@ func unfinished(err error) error {
 	if e.Code != toolmesh.CodeNodeLost || !named {
 		return err
 	}
-	return toolmesh.Errorf(toolmesh.CodeNodeLost, "node %v is lost, which was installing it: the install was not finished; run it again", node).
+	return toolmesh.Errorf(toolmesh.CodeNodeLost, "the install was not finished, because its node %v is lost: run it again", node).
 		WithOrigin(toolmesh.OriginCaller).WithDetail("node", node)
 }
 
@@ -429,12 +425,12 @@ func (a *app) endInstall(ctx context.Context, l *link, body any, unknown error) 
 
 func (a *app) uninstallCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "uninstall INDEX", Short: "Take an index off the mesh",
-		Long: "Take an index off the mesh; with --session one that is private to that session.",
+		Use: "uninstall INDEX", Short: "Remove an index from the mesh",
+		Long: "Remove an index from the mesh; with --session one that is private to that session.",
 		Args: takes(1, 1, "an index"),
 		RunE: runE(func(ctx context.Context, args []string) error {
 			if _, err := subjects.IndexKey(subjects.IndexName(args[0]), ""); err != nil {
-				return usage(nil, "%q is no index: %s", args[0], err.Error())
+				return usage(nil, "%q cannot be an index's name: %s", args[0], err.Error())
 			}
 			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
 				body := map[string]any{"name": args[0]}

@@ -94,11 +94,12 @@ func (a *lines) lost() bool {
 	return a.out.lost != nil
 }
 
-// put writes a line of output.
-func (a *lines) put(v any) {
+// put writes a line of output, and reports whether a reader may read it.
+func (a *lines) put(v any) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.printJSON(v)
+	return a.out.lost == nil
 }
 
 // lineAnswer is the result of a line, or an item or the end of its stream.
@@ -131,34 +132,22 @@ func (a *lines) one(ctx context.Context, number int, line []byte) {
 	}
 	options = append(options, client.WithRPCID(rpc))
 	if call.Stream {
-		a.stream(ctx, id, rpc, &call, options)
-		return
+		err = a.link.stream(ctx, id, call.Tool, call.Args, options, a.put)
+	} else {
+		var result *client.Result
+		if result, err = a.link.client.Call(ctx, call.Tool, call.Args, options...); err == nil {
+			a.put(lineAnswer{id, answerOf(rpc, result)})
+		}
 	}
-	result, err := a.link.client.Call(ctx, call.Tool, call.Args, options...)
 	if err != nil {
 		a.fail(id, rpc, err)
-		return
 	}
-	a.put(lineAnswer{id, answerOf(rpc, result)})
-}
-
-func (a *lines) stream(ctx context.Context, id json.RawMessage, rpc subjects.RPCID, call *lineCall, options []client.CallOption) {
-	var count int64
-	for chunk, err := range a.link.client.Stream(ctx, call.Tool, call.Args, options...) {
-		if err != nil {
-			a.fail(id, rpc, err)
-			return
-		}
-		count++
-		a.put(itemAnswer{id, chunk.Seq, orNull(chunk.Data)})
-	}
-	a.put(endAnswer{id, true, count})
 }
 
 // read decodes a line into call and returns its options.
 func (a *lines) read(line []byte, call *lineCall) ([]client.CallOption, error) {
 	bad := func(format string, args ...any) error {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+		return refused(toolmesh.OriginCaller, toolmesh.CodeInvalidRequest, format, args...)
 	}
 	if err := decodeStrictly(line, call); err != nil {
 		return nil, bad(`the line is not {"id","tool","args","timeout","session","stream","key"}: %w`, err)
@@ -167,14 +156,7 @@ func (a *lines) read(line []byte, call *lineCall) ([]client.CallOption, error) {
 		return nil, bad("the line names no tool, and the command names none")
 	}
 	if err := call.Tool.Validate(); err != nil {
-		return nil, bad("%q is no tool id: %w", call.Tool, err)
-	}
-	options := []client.CallOption{}
-	if call.Session != "" {
-		options = append(options, client.WithSession(call.Session))
-	}
-	if call.Key != "" {
-		options = append(options, client.WithIdempotencyKey(call.Key))
+		return nil, bad("%q is not a tool id: %w", call.Tool, err)
 	}
 	most := a.most
 	if call.Timeout != "" {
@@ -183,8 +165,9 @@ func (a *lines) read(line []byte, call *lineCall) ([]client.CallOption, error) {
 			return nil, bad(`timeout is %q: it is a time such as "2s", at least 1ms`, call.Timeout)
 		}
 	}
-	if most > 0 {
-		options = append(options, client.WithTimeout(most))
+	options := []client.CallOption{client.WithIdempotencyKey(call.Key), client.WithTimeout(most)}
+	if call.Session != "" {
+		options = append(options, client.WithSession(call.Session))
 	}
 	return options, nil
 }

@@ -41,9 +41,8 @@ func (a *app) withMesh(ctx context.Context, do func(ctx context.Context, l *link
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	var wrong *usageError
 	var done *reported
-	if errors.As(err, &wrong) || errors.As(err, &done) {
+	if isUsage(err) || errors.As(err, &done) {
 		return err
 	}
 	return l.explained(ctx, err)
@@ -140,8 +139,7 @@ func (l *link) noMesh(ctx context.Context) error {
 	if !errors.Is(err, nats.ErrNoResponders) {
 		return nil
 	}
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "no mesh at %s: a NATS server answers, but no node; run mesh up", l.url).
-		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	return refused(toolmesh.OriginCaller, toolmesh.CodeUnavailable, "no mesh at %s: a NATS server answers, but no node; run mesh up", l.url)
 }
 
 // last passes each line of an agent's answer to take until that returns false, and returns the last

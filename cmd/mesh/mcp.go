@@ -19,8 +19,8 @@ import (
 // mcpSwitches are the flags that select tools for a client of mesh mcp, with their words in the
 // query of the gateway's /mcp.
 var mcpSwitches = []struct{ flag, key, value, help string }{
-	{"read-only", "read_only", "1", "only tools that declare read_only"},
-	{"no-prefix", "prefix", "off", "call tools by their functions' names; where two would meet, both keep theirs"},
+	{"read-only", "read_only", "1", "only the tools that declare read_only"},
+	{"no-prefix", "prefix", "off", "name tools by their functions; two tools with one function name keep their full names"},
 	{"search", "search", "1", "find_tools and call_tool in place of the tools: for meshes of many tools"},
 }
 
@@ -53,9 +53,9 @@ func (a *app) mcpCommand() *cobra.Command {
 	cmd = &cobra.Command{
 		Use: "mcp", Short: "Serve the tools to one MCP client, on stdin and stdout",
 		Long: `Serve the tools of the mesh to the MCP client that started it, on stdin and stdout,
-with your own key. It ends when its stdin does. The mesh has to run: mesh up -d.
+with your own key. It ends with its stdin. The mesh must run: mesh up -d.
 
-mesh mcp config CLIENT prints what to put into the client's settings.`,
+mesh mcp config CLIENT prints the client's settings for it.`,
 		Args: nothing,
 		RunE: runE(func(ctx context.Context, _ []string) error { return a.mcp(ctx, cmd.Flags()) }),
 	}
@@ -79,10 +79,10 @@ func (a *app) mcpConfigCommand() *cobra.Command {
 	var write, yes bool
 	var cmd *cobra.Command
 	cmd = &cobra.Command{
-		Use: "config claude|cursor|vscode|codex|zed", Short: "Print what to put into a client's settings, or put it there",
-		Long: `Print what makes a client start mesh mcp, and the file of its settings that it
-belongs into. With --write it is put there: the change is shown and asked about, the
-rest of the file stays as it is, comments too, and FILE.bak has what was there before.`,
+		Use: "config claude|cursor|vscode|codex|zed", Short: "Print an MCP client's settings for this mesh, or write them",
+		Long: `Print the settings by which a client starts mesh mcp, and the file to put them into.
+With --write the command writes them: it shows the change and asks, keeps the rest of the
+file with its comments, and saves the previous file as FILE.bak.`,
 		Args: takes(1, 1, "a client: claude, cursor, vscode, codex or zed"),
 		RunE: runE(func(ctx context.Context, args []string) error {
 			program, err := os.Executable()
@@ -110,7 +110,7 @@ rest of the file stays as it is, comments too, and FILE.bak has what was there b
 		}),
 	}
 	bindMCPView(cmd.Flags())
-	cmd.Flags().BoolVar(&write, "write", false, "put it into the client's settings")
+	cmd.Flags().BoolVar(&write, "write", false, "write it into the client's settings")
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	return cmd
 }

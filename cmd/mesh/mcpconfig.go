@@ -140,7 +140,7 @@ func (a *app) writeEntry(ctx context.Context, e *mcpEntry, yes bool) error {
 		return usage(nil, "find the client's settings: %s", err.Error())
 	}
 	if owner, ok := there.Sys().(*syscall.Stat_t); ok && int(owner.Uid) != os.Geteuid() {
-		return usage(nil, "%s belongs to another user, who could not change what this one writes: run the command as that user", e.file)
+		return usage(nil, "%s belongs to another user: run the command as that user, who could not change a file of yours", e.file)
 	}
 	before, err := os.ReadFile(e.file)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

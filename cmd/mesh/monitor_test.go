@@ -70,7 +70,7 @@ func says(t *testing.T, address, path string, status int, line string) {
 
 // Both servers answer probes from before there is a broker until their end, by a flag or
 // a variable; an address that is taken ends a process before it serves, with the flag.
-func TestServersTellHowTheyAre(t *testing.T) {
+func TestServersReportTheirHealth(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	broker.Stop() // its address is known, and nothing is there yet

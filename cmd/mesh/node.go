@@ -40,8 +40,7 @@ func (a *app) nodes() noun[inventory.Node] {
 			if len(known) > 0 {
 				are = "nodes are " + strings.Join(known, ", ")
 			}
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "there is no node %q; %s", id, are).
-				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+			return refused(toolmesh.OriginMesh, toolmesh.CodeUnavailable, "there is no node %q; %s", id, are)
 		},
 		columns: []string{"NODE", "STATE", "CALLS", "QUEUED", "WAITING", "VERSION", "SANDBOX", "LABELS", "INDEXES"},
 		row: func(n inventory.Node) []string {
@@ -94,8 +93,8 @@ func usersOf(n inventory.Node) string {
 func (a *app) nodeLabel() *cobra.Command {
 	return &cobra.Command{
 		Use: "label NODE name=value|name-…", Short: "Put labels on a node, or take them off (name-)",
-		Long: `Put labels on a node while it runs, or take them off (name-). When it starts again
-it has those of its settings and no others: MESH_LABELS, or --labels.`,
+		Long: `Put labels on a running node, or take them off (name-). When it starts again it has
+only the labels of its settings: MESH_LABELS, or --labels.`,
 		Args: takes(2, -1, "a node and labels, name=value or name-"),
 		RunE: runE(func(ctx context.Context, args []string) error {
 			labels := make(map[string]string)
@@ -107,7 +106,7 @@ it has those of its settings and no others: MESH_LABELS, or --labels.`,
 					ok = false
 				}
 				if !ok || name == "" {
-					return usage(nil, "%q is no label: write name=value, or name- to take it off", arg)
+					return usage(nil, "%q is not a label: write name=value, or name- to take it off", arg)
 				}
 				labels[name] = value
 			}
@@ -149,8 +148,8 @@ func (a *app) nodeInvite() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "invite", Short: "Print the line that makes another machine a node of this mesh",
 		Long: `Print the line that makes another machine a node of the mesh that mesh up started
-here. It holds the key of the nodes: whoever has it serves tools, and sees what
-callers send. Send it over a channel that nobody else reads.`,
+here. It holds the key of the nodes: any program with it can serve tools and see what
+callers send. Send it over a private channel.`,
 		Args: nothing,
 		RunE: runE(func(context.Context, []string) error {
 			r, err := a.findUp(dir)
@@ -162,9 +161,8 @@ callers send. Send it over a channel that nobody else reads.`,
 				return toolmesh.Errorf(toolmesh.CodeInternal, "the address of the mesh: %w", err)
 			}
 			if loopback(r.Listen) {
-				return toolmesh.Errorf(toolmesh.CodeUnavailable,
-					"the mesh at %s listens on this machine alone: start it with mesh up --nats-listen 0.0.0.0:%s", r.URL, port).
-					WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+				return refused(toolmesh.OriginCaller, toolmesh.CodeUnavailable,
+					"the mesh at %s listens on this machine alone: start it with mesh up --nats-listen 0.0.0.0:%s", r.URL, port)
 			}
 			if listen, _, _ := net.SplitHostPort(r.Listen); listen == "" || net.ParseIP(listen).IsUnspecified() {
 				if host, err = os.Hostname(); err != nil {

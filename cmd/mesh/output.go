@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"text/tabwriter"
+	"time"
 	"unicode/utf8"
 
 	"golang.org/x/term"
@@ -156,13 +157,23 @@ func printAll[T any](a *app, key string, all []T, none string, columns []string,
 	}
 }
 
-// facts writes alternating names and values in two columns.
+// facts writes alternating names and values in two columns, without those that are "".
 func (a *app) facts(facts ...string) { writeFacts(a.out, facts) }
 
 func writeFacts(to io.Writer, facts []string) {
 	for i := 0; i < len(facts); i += 2 {
-		fmt.Fprintf(to, "%-9s %s\n", facts[i], facts[i+1])
+		if facts[i+1] != "" {
+			fmt.Fprintf(to, "%-9s %s\n", facts[i], facts[i+1])
+		}
 	}
+}
+
+// localTime formats a time for people, "-" for none.
+func localTime(at time.Time) string {
+	if at.IsZero() {
+		return "-"
+	}
+	return at.Local().Format(time.DateTime)
 }
 
 // cut shortens a line to width characters; 0 is no limit.

@@ -5,14 +5,17 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 )
 
-// printed are the lines that help and pages have people type, and the words in code of their
-// text, by where they are.
+// printed returns the lines of code in help and pages, and the code spans of their text, by place.
 func printed(t *testing.T, root *cobra.Command) map[string][]string {
 	t.Helper()
 	all := make(map[string][]string)
@@ -30,10 +33,10 @@ func printed(t *testing.T, root *cobra.Command) map[string][]string {
 			return err
 		}
 		name := filepath.ToSlash(strings.TrimPrefix(path, repo+string(filepath.Separator)))
-		if d.IsDir() && (name == "docs/decisions" || strings.HasPrefix(d.Name(), ".") && path != repo || name == "bin" || name == "dist") {
+		if d.IsDir() && (name == "docs/decisions" || strings.HasPrefix(d.Name(), ".") && path != repo || slices.Contains([]string{"bin", "dist", "testdata", "node_modules"}, d.Name())) {
 			return filepath.SkipDir
 		}
-		if name != "README.md" && !(strings.HasPrefix(name, "docs/") && strings.HasSuffix(name, ".md")) {
+		if !strings.HasSuffix(name, ".md") || name == "CHANGELOG.md" { // which names removed commands, too
 			return nil
 		}
 		data, err := os.ReadFile(path)
@@ -65,14 +68,57 @@ func printed(t *testing.T, root *cobra.Command) map[string][]string {
 var (
 	codeSpan    = regexp.MustCompile("`([^`]+)`")
 	examplePath = regexp.MustCompile(`(?:^|[\s"'=(])(?:\./)?((?:examples|k8s)/[\w./-]*\w)`)
-	ends        = regexp.MustCompile(`\s(#|\||&&|;|>|<|\s{2,})|\s*$`)
+	between     = regexp.MustCompile(`\s(?:&&|\|\|?)\s+|;\s+|^\(`)
+	ends        = regexp.MustCompile(`\s(#|>|<|\s{2,})|\s*$`)
+	variable    = regexp.MustCompile(`\bMESH_[A-Z0-9_]*[A-Z0-9]\b`)
+	target      = regexp.MustCompile(`(?m)^([a-z0-9-]+):`)
+	bucket      = regexp.MustCompile(`"(MESH_[A-Z]+)"`)
 )
 
-// Every command that help and pages print is one, with the flags that it has, and every path
-// of this repository that they name is there.
+// programs returns the flags of the programs beside mesh, and the targets of make.
+func programs(t *testing.T) (flags map[string]*pflag.FlagSet, targets []string) {
+	t.Helper()
+	flags = make(map[string]*pflag.FlagSet)
+	for name, spec := range map[string]any{"mesh-agent": new(settings.Agent), "mesh-router": new(settings.Router)} {
+		flags[name] = pflag.NewFlagSet(name, pflag.ContinueOnError)
+		settings.Bind(flags[name], spec)
+	}
+	for _, found := range target.FindAllStringSubmatch(read(t, "Makefile"), -1) {
+		targets = append(targets, found[1])
+	}
+	return flags, targets
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("..", "..", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// flagOf returns the name of the long flag that a word is, if any.
+func flagOf(word string) string {
+	name, isFlag := strings.CutPrefix(word, "--")
+	name, _, _ = strings.Cut(name, "=")
+	if !isFlag || name == "help" || name == "version" {
+		return ""
+	}
+	return name
+}
+
+// Help and pages print only commands, flags, targets of make, variables and paths of this repository
+// that exist.
 func TestPrintedCommandsAndPaths(t *testing.T) {
 	t.Parallel()
 	root := (&app{}).root()
+	flags, targets := programs(t)
+	// Names of streams and buckets, of tests, and a variable of an example's nats-server.
+	known := append(settings.Names(), "MESH_TEST_LOG", "MESH_SOAK", "MESH_LEAF_KEY")
+	for _, found := range bucket.FindAllStringSubmatch(read(t, filepath.Join("subjects", "bucket.go")), -1) {
+		known = append(known, found[1])
+	}
 	commands, paths, of := 0, 0, make(map[string]int)
 	for where, lines := range printed(t, root) {
 		for _, line := range lines {
@@ -85,29 +131,64 @@ func TestPrintedCommandsAndPaths(t *testing.T) {
 					}
 				}
 			}
-			text := strings.TrimPrefix(strings.TrimSpace(line), "$ ")
-			prose := strings.HasPrefix(where, "help") && !strings.HasPrefix(line, "  ")
-			if !strings.HasPrefix(text, "mesh ") || strings.HasPrefix(text, "mesh = ") || prose { // = is Python's
+			for _, name := range variable.FindAllString(line, -1) {
+				if !slices.Contains(known, name) {
+					t.Errorf("%s: %s is neither a setting nor a stream: %s", where, name, strings.TrimSpace(line))
+				}
+			}
+			if strings.HasPrefix(where, "help") && !strings.HasPrefix(line, "  ") { // prose
 				continue
 			}
-			words := strings.Fields(text[:ends.FindStringIndex(text + " ")[0]])[1:]
-			cmd, rest, err := root.Find(words)
-			if err != nil || cmd == root && len(words) > 0 && !strings.HasPrefix(words[0], "-") {
-				t.Errorf("%s: there is no such command: %s", where, text)
-				continue
-			}
-			commands++
-			of[where]++
-			for _, word := range rest {
-				name, isFlag := strings.CutPrefix(word, "--")
-				name, _, _ = strings.Cut(name, "=")
-				if isFlag && name != "" && name != "help" && cmd.Flags().Lookup(name) == nil && cmd.InheritedFlags().Lookup(name) == nil {
-					t.Errorf("%s: mesh %s has no --%s: %s", where, wordsOf(cmd), name, text)
+			for _, text := range between.Split(strings.TrimPrefix(strings.TrimSpace(line), "$ "), -1) {
+				words := strings.Fields(text[:ends.FindStringIndex(text + " ")[0]])
+				if len(words) < 2 || words[1] == "=" { // mesh = is Python's
+					continue
+				}
+				wrong := ""
+				switch name := strings.TrimPrefix(words[0], "bin/"); name {
+				case "mesh":
+					wrong = unknownWord(root, words[1:])
+				case "mesh-agent", "mesh-router":
+					for _, word := range words[1:] {
+						if flag := flagOf(word); flag != "" && flags[name].Lookup(flag) == nil {
+							wrong = name + " has no --" + flag
+						}
+					}
+				case "make":
+					for _, word := range words[1:] {
+						if !strings.ContainsAny(word, "=\"") && !slices.Contains(targets, word) {
+							wrong = "make has no target " + word
+						}
+						if strings.Contains(word, "=") {
+							break // a value may have spaces
+						}
+					}
+				default:
+					continue
+				}
+				commands++
+				of[where]++
+				if wrong != "" {
+					t.Errorf("%s: %s: %s", where, wrong, text)
 				}
 			}
 		}
 	}
-	if commands < 200 || paths < 30 || of["docs/gateway.md"] == 0 || of["docs/mcp.md"] == 0 {
+	if commands < 250 || paths < 30 || of["docs/gateway.md"] == 0 || of["docs/mcp.md"] == 0 || of["python/README.md"] == 0 {
 		t.Errorf("%d commands and %d paths were looked at: %v", commands, paths, of)
 	}
+}
+
+// unknownWord returns what is wrong with a command of mesh, or nothing.
+func unknownWord(root *cobra.Command, words []string) string {
+	cmd, rest, err := root.Find(words)
+	if err != nil || cmd == root && !strings.HasPrefix(words[0], "-") {
+		return "there is no such command"
+	}
+	for _, word := range rest {
+		if flag := flagOf(word); flag != "" && cmd.Flags().Lookup(flag) == nil && cmd.InheritedFlags().Lookup(flag) == nil {
+			return "mesh " + wordsOf(cmd) + " has no --" + flag
+		}
+	}
+	return ""
 }

@@ -75,14 +75,10 @@ func planFacts(p *deploy.Plan) []string {
 	case p.User == "agent":
 		user = "the agent's user"
 	}
-	text := func(all []string) string { return cmp.Or(strings.Join(all, ", "), "-") }
 	var tools, variables, paths []string
 	for _, id := range p.Tools {
-		if level := p.Sandboxes[id]; level != "" {
-			tools = append(tools, string(id)+" ("+string(level)+")")
-			continue
-		}
-		tools = append(tools, string(id))
+		level := p.Sandboxes[id]
+		tools = append(tools, string(id)+map[bool]string{true: " (" + string(level) + ")"}[level != ""])
 	}
 	for _, v := range p.Variables {
 		variables = append(variables, v.Name+map[bool]string{true: " (required)"}[v.Required])
@@ -90,17 +86,13 @@ func planFacts(p *deploy.Plan) []string {
 	for _, one := range p.Paths {
 		paths = append(paths, one.Path+map[bool]string{true: " (to write)", false: " (to read)"}[one.Write])
 	}
-	init := "-"
-	if len(p.Init) > 0 {
-		words := make([]string, len(p.Init))
-		for i, word := range p.Init {
-			words[i] = shellQuote(word)
-		}
-		init = strings.Join(words, " ")
+	var init []string
+	for _, word := range p.Init {
+		init = append(init, shellQuote(word))
 	}
 	return []string{
-		"index", string(p.Index) + " @ " + short(p.Revision), "tools", text(tools), "run as", user, "sandbox", string(p.Sandbox),
-		"network", map[bool]string{true: "yes", false: "no"}[p.Network], "builds", text(p.Builds), "init", init, "variables", text(variables), "folders", text(paths),
+		"index", string(p.Index) + " @ " + short(p.Revision), "tools", join(tools, "-"), "run as", user, "sandbox", string(p.Sandbox),
+		"network", map[bool]string{true: "yes", false: "no"}[p.Network], "builds", join(p.Builds, "-"), "init", cmp.Or(strings.Join(init, " "), "-"), "variables", join(variables, "-"), "folders", join(paths, "-"),
 	}
 }
 

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
 // quietFor is how long a call takes before the person sees what it waits for.
@@ -25,26 +28,19 @@ func (a *app) redraw(every time.Duration, text func(since time.Duration) string)
 	if !a.term.err || a.json {
 		return func() {}
 	}
-	quit := make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		begun := time.Now()
-		ticker := time.NewTicker(every)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ticker.C:
-				fmt.Fprint(a.err, wipe+a.term.dim(cut(text(time.Since(begun)), a.term.width)))
-			case <-quit:
-				if time.Since(begun) >= every {
-					fmt.Fprint(a.err, wipe)
-				}
-				return
-			}
+		for wake.After(ctx, every) {
+			fmt.Fprint(a.err, wipe+a.term.dim(cut(text(time.Since(begun)), a.term.width)))
+		}
+		if time.Since(begun) >= every {
+			fmt.Fprint(a.err, wipe)
 		}
 	})
 	return sync.OnceFunc(func() {
-		close(quit)
+		cancel()
 		wg.Wait()
 	})
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"slices"
@@ -11,13 +12,12 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// newSchema compiles a tool's schema; nil if it cannot be compiled.
+// newSchema compiles a tool's schema; an empty one if it cannot be compiled.
 func newSchema(raw json.RawMessage) *jsonschema.Schema {
-	v, err := tool.Compile(raw)
-	if err != nil {
-		return &jsonschema.Schema{}
+	if v, err := tool.Compile(raw); err == nil {
+		return cmp.Or(follow(v.Schema()), &jsonschema.Schema{})
 	}
-	return follow(v.Schema())
+	return &jsonschema.Schema{}
 }
 
 // mostDepth bounds schemas that refer to themselves.
@@ -32,19 +32,6 @@ func follow(part *jsonschema.Schema) *jsonschema.Schema {
 		part = part.Ref
 	}
 	return nil
-}
-
-// typesOf returns the JSON types of a parameter; ok is false for any type.
-func typesOf(s *jsonschema.Schema, name string) (types map[string]bool, ok bool) {
-	part := partOf(s, name)
-	if part == nil || tool.MayBe(part, "") {
-		return nil, false
-	}
-	types = map[string]bool{"string": tool.MayBe(part, "string")}
-	for _, kind := range kinds {
-		types[kind[0]] = tool.MayBe(part, kind[0])
-	}
-	return types, true
 }
 
 // partOf returns the schema of a parameter; nil if it takes anything.
@@ -75,10 +62,14 @@ func kindOf(part *jsonschema.Schema, depth int) string {
 	case len(kinds) > 0:
 	case part.Items2020 != nil && slices.Equal(part.Types.ToStrings(), []string{"array"}):
 		return "array of " + kindOf(part.Items2020, depth+1)
-	case part.Types != nil:
-		kinds = part.Types.ToStrings()
-	default:
+	case tool.MayBe(part, ""):
 		return "any"
+	default:
+		for _, kind := range []string{"boolean", "integer", "number", "string", "array", "object", "null"} {
+			if tool.MayBe(part, kind) && (kind != "integer" || !tool.MayBe(part, "number")) {
+				kinds = append(kinds, kind)
+			}
+		}
 	}
 	return strings.Join(kinds, "|")
 }
@@ -89,7 +80,7 @@ func shapeOf(raw json.RawMessage) string {
 		return ""
 	}
 	s := newSchema(raw)
-	if s != nil && len(s.Properties) > 0 {
+	if len(s.Properties) > 0 {
 		return "object with " + strings.Join(slices.Sorted(maps.Keys(s.Properties)), ", ")
 	}
 	return kindOf(s, 0)

@@ -137,7 +137,7 @@ func lastLine(ts *testscript.TestScript, path string) any {
 	lines := strings.Split(strings.TrimSpace(ts.ReadFile("stdout")), "\n")
 	var value any
 	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &value); err != nil {
-		ts.Fatalf("the last line of stdout is no JSON: %v\n%s", err, lines[len(lines)-1])
+		ts.Fatalf("the last line of stdout is not JSON: %v\n%s", err, lines[len(lines)-1])
 	}
 	if path == "." {
 		return value

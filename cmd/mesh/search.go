@@ -16,7 +16,7 @@ func (a *app) searchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "search WORDS", Short: "Find tools by what they should do",
 		Example: "  mesh search which forecast for tomorrow\n  mesh search 'send a message to a channel' --limit 3 --json",
-		Args:    takes(1, -1, "words that say what the tool should do"),
+		Args:    takes(1, -1, "words for what the tool should do"),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			if limit < 1 || limit > 1000 {
 				return usage(cmd, "--limit is %d: it is a whole number from 1 to 1000", limit)
@@ -35,6 +35,6 @@ func (a *app) searchCommand() *cobra.Command {
 			return nil
 		}),
 	}
-	cmd.Flags().IntVar(&limit, "limit", 10, "print so many tools at most, the best first")
+	cmd.Flags().IntVar(&limit, "limit", 10, "max number of tools, the best first")
 	return cmd
 }

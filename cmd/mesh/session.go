@@ -34,13 +34,12 @@ func (a *app) sessions() noun[inventory.Session] {
 		id: func(s inventory.Session) string { return string(s.ID) },
 		of: func(_ *link, view *registry.View) []inventory.Session { return inventory.Sessions(view) },
 		missing: func(id string, _ []string) error {
-			return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q was not created; mesh session ls lists the existing ones", id).
-				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+			return refused(toolmesh.OriginMesh, toolmesh.CodeSessionNotFound, "session %q was not created; mesh session ls lists the existing ones", id)
 		},
 		none:    "no sessions were created; calls are in session default",
 		columns: []string{"SESSION", "STATE", "TTL", "CREATED"},
 		row: func(s inventory.Session) []string {
-			return []string{string(s.ID), s.State, cmp.Or(s.TTL, "-"), s.Created.Local().Format(time.DateTime)}
+			return []string{string(s.ID), s.State, cmp.Or(s.TTL, "-"), localTime(s.Created)}
 		},
 		show: func(s inventory.Session) {
 			pins := make(map[string]string, len(s.Pins))
@@ -48,7 +47,7 @@ func (a *app) sessions() noun[inventory.Session] {
 				pins[string(name)] = short(rev)
 			}
 			a.facts(
-				"session", string(s.ID), "state", s.State, "epoch", s.Epoch, "created", s.Created.Local().Format(time.DateTime),
+				"session", string(s.ID), "state", s.State, "epoch", s.Epoch, "created", localTime(s.Created),
 				"ttl", cmp.Or(s.TTL, "-"), "pins", labelText(pins))
 		},
 	}
@@ -67,7 +66,7 @@ func (a *app) sessionCreate() *cobra.Command {
 			}
 			name, err := subjects.SessionKey(id)
 			if err != nil {
-				return usage(nil, "%q is no session: %s", id, err.Error())
+				return usage(nil, "%q cannot be a session's name: %s", id, err.Error())
 			}
 			pinned, err := parsePins(pins)
 			if err != nil {
@@ -110,8 +109,8 @@ func (a *app) sessionCreate() *cobra.Command {
 		}),
 	}
 	durationFlag(cmd, &ttl, "ttl", time.Second, "end it by itself after this `TIME` (default never)")
-	cmd.Flags().StringArrayVar(&pins, "pin", nil, "note in the session that it is meant for `INDEX[@REV]`, by default the revision of now; nothing holds it to that yet; may be repeated")
-	cmd.Flags().BoolVar(&key, "key", false, "make a key that is good for this session alone and ends with it, in NAME.nk of this folder")
+	cmd.Flags().StringArrayVar(&pins, "pin", nil, "note in the session that it is meant for `INDEX[@REV]`, by default the current revision; calls do not depend on it yet; may be repeated")
+	cmd.Flags().BoolVar(&key, "key", false, "make a key for this session alone, which ends with it, in NAME.nk of this folder")
 	cmd.Flags().SortFlags = false
 	return cmd
 }
@@ -188,8 +187,7 @@ func (a *app) resolvePins(all []inventory.Index, pins map[subjects.IndexName]str
 			return err
 		}
 		if !strings.HasPrefix(x.Revision, rev) {
-			return toolmesh.Errorf(toolmesh.CodeToolNotFound, "%s has no revision %s; it is at %s", name, rev, short(x.Revision)).
-				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+			return refused(toolmesh.OriginMesh, toolmesh.CodeToolNotFound, "%s has no revision %s; it is at %s", name, rev, short(x.Revision))
 		}
 		pins[name] = x.Revision
 	}

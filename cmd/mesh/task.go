@@ -77,9 +77,9 @@ func (a *app) taskSubmit() *cobra.Command {
 		RunE: runE(func(ctx context.Context, args []string) error {
 			tool := subjects.ToolID(args[0])
 			if err := tool.Validate(); err != nil {
-				return usage(nil, "%q is no tool id: %s", tool, err.Error())
+				return usage(nil, "%q is not a tool id: %s", tool, err.Error())
 			}
-			g, err := a.arguments(ctx, args[1:])
+			g, err := parseArguments(args[1:], a.stdin(ctx))
 			if err != nil {
 				return err
 			}
@@ -146,17 +146,7 @@ func (a *app) taskWait() *cobra.Command {
 			done := a.running(string(id)+" runs", "; Ctrl-C leaves it running")
 			result, err := l.client.Task(id).Wait(waiting)
 			done()
-			switch {
-			case err != nil && a.json:
-				return a.callFailed(ctx, l, id, false, err)
-			case err != nil:
-				return err
-			case a.json:
-				a.printJSON(answerOf(id, result))
-			default:
-				a.printValue(result.Value)
-			}
-			return nil
+			return a.printResult(ctx, l, id, result, "", err)
 		}),
 	}
 	durationFlag(cmd, &timeout, "timeout", time.Millisecond, "the `TIME` to wait; the task goes on (default until it ends)")
@@ -175,7 +165,7 @@ func (a *app) taskList() *cobra.Command {
 			columns := []string{"TASK", "TOOL", "STATE", "ATTEMPTS", "PROGRESS", "TIME", "ERROR"}
 			printAll(a, "tasks", all, fmt.Sprintf("session %s has no tasks", l.session), columns, func(t client.TaskInfo) []string {
 				return []string{
-					string(t.ID), string(t.Tool), string(t.State), strconv.Itoa(t.Attempts) + "/" + strconv.Itoa(t.MaxAttempts), progressText(t.Progress), timeText(&t), errorText(t.Error),
+					string(t.ID), string(t.Tool), string(t.State), strconv.Itoa(t.Attempts) + "/" + strconv.Itoa(t.MaxAttempts), cmp.Or(progressText(t.Progress), "-"), timeText(&t), cmp.Or(errorText(t.Error), "-"),
 				}
 			})
 			return nil
@@ -191,7 +181,7 @@ func (a *app) taskRemove() *cobra.Command {
 	var older time.Duration
 	cmd := &cobra.Command{
 		Use: "rm [TASK]", Short: "Remove tasks that have ended", Args: takes(0, 1, "a task, or none for all that have ended"),
-		Long: "Remove a task that has ended, or all of the session that have, with their results. A schedule stays while a\ntask that it has made goes on.",
+		Long: "Remove an ended task, or all ended tasks of the session, with their results. A schedule stays until its last\ntask has ended.",
 		PreRunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 && (state != "" || older != 0) {
 				return usage(cmd, "a task and --state or --older: name one task, or say which")
@@ -225,7 +215,7 @@ func timeText(t *client.TaskInfo) string {
 	case t.Cron != "":
 		return "cron " + t.Cron
 	case t.EveryMS > 0:
-		return "every " + (time.Duration(t.EveryMS) * time.Millisecond).String()
+		return "every " + span(t.EveryMS)
 	}
 	at := t.Created
 	for _, later := range []time.Time{t.Due, t.Started, t.Ended} {
@@ -233,51 +223,41 @@ func timeText(t *client.TaskInfo) string {
 			at = later
 		}
 	}
-	return at.Local().Format(time.DateTime)
+	return localTime(at)
 }
 
-// progressText describes the progress of a task.
+// span formats a number of milliseconds, "" for none.
+func span(ms int64) string {
+	if ms == 0 {
+		return ""
+	}
+	return (time.Duration(ms) * time.Millisecond).String()
+}
+
+// progressText describes the progress of a task, "" for none.
 func progressText(p *codec.Progress) string {
 	switch {
 	case p == nil:
-		return "-"
+		return ""
 	case p.Fraction == nil:
-		return cmp.Or(p.Text, "-")
+		return p.Text
 	}
 	return strings.TrimSpace(strconv.Itoa(int(100**p.Fraction)) + "% " + p.Text)
 }
 
+// errorText describes the failure of a task, "" for none.
 func errorText(e *toolmesh.Error) string {
 	if e == nil {
-		return "-"
+		return ""
 	}
 	return string(e.Code) + ": " + firstLine(e.Message)
 }
 
 func (a *app) showTask(t *client.TaskInfo) {
-	local := func(at time.Time) string {
-		if at.IsZero() {
-			return "-"
-		}
-		return at.Local().Format(time.DateTime)
-	}
 	a.facts(
 		"task", string(t.ID), "tool", string(t.Tool), "args", cmp.Or(string(t.Args), "{}"), "state", string(t.State),
 		"attempts", strconv.Itoa(t.Attempts)+" of "+strconv.Itoa(t.MaxAttempts), "priority", strconv.Itoa(t.Priority),
-		"created", local(t.Created), "due", local(t.Due), "started", local(t.Started), "ended", local(t.Ended),
-		"ttl", (time.Duration(t.TTLMS) * time.Millisecond).String(), "node", cmp.Or(string(t.Node), "-"))
-	for _, fact := range [][2]string{{"key", t.Key}, {"schedule", string(t.Schedule)}, {"cron", t.Cron}, {"result", string(t.Result)}} {
-		if fact[1] != "" {
-			a.facts(fact[0], fact[1])
-		}
-	}
-	if t.EveryMS > 0 {
-		a.facts("every", (time.Duration(t.EveryMS) * time.Millisecond).String())
-	}
-	if t.Progress != nil {
-		a.facts("progress", progressText(t.Progress))
-	}
-	if t.Error != nil {
-		a.facts("error", errorText(t.Error))
-	}
+		"created", localTime(t.Created), "due", localTime(t.Due), "started", localTime(t.Started), "ended", localTime(t.Ended),
+		"ttl", span(t.TTLMS), "node", cmp.Or(string(t.Node), "-"), "key", t.Key, "schedule", string(t.Schedule), "cron", t.Cron,
+		"result", string(t.Result), "every", span(t.EveryMS), "progress", progressText(t.Progress), "error", errorText(t.Error))
 }

@@ -45,6 +45,14 @@ func tokenOf(r registry.TokenRecord) token {
 	return t
 }
 
+// until returns for people when the token expires.
+func (t token) until() string {
+	if t.Expires == nil {
+		return "never"
+	}
+	return localTime(*t.Expires)
+}
+
 func (a *app) tokens() noun[token] {
 	return noun[token]{
 		a: a, name: "token", one: "a token", plural: "tokens",
@@ -59,17 +67,12 @@ func (a *app) tokens() noun[token] {
 			return all
 		},
 		missing: func(id string, _ []string) error {
-			return toolmesh.Errorf(toolmesh.CodeNotFound, "no token %q is good: mesh token ls lists those that are", id).
-				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+			return refused(toolmesh.OriginMesh, toolmesh.CodeNotFound, "no token %q is good: mesh token ls lists those that are", id)
 		},
 		none:    "no token was made, or all were revoked or have expired; mesh token create makes one",
 		columns: []string{"TOKEN", "SESSION", "TOOLS", "READ-ONLY", "RATE", "EXPIRES"},
 		row: func(t token) []string {
-			expires := "never"
-			if t.Expires != nil {
-				expires = t.Expires.Local().Format(time.DateTime)
-			}
-			return []string{t.ID, string(t.Session), cmp.Or(strings.Join(t.Tools, ","), "all"), strconv.FormatBool(t.ReadOnly), cmp.Or(t.Rate, "-"), expires}
+			return []string{t.ID, string(t.Session), cmp.Or(strings.Join(t.Tools, ","), "all"), strconv.FormatBool(t.ReadOnly), cmp.Or(t.Rate, "-"), t.until()}
 		},
 	}
 }
@@ -82,11 +85,11 @@ func (a *app) tokenCreate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "create", Short: "Create a token of a session and print it",
 		Long: `Create a token of the session that --session names. A token is the seed of a NATS
-key: clients of the gateway send it as "Authorization: Bearer TOKEN", and saved in a
-file of mode 0600 it is what --nkey takes. It is printed once and kept nowhere.
+key: clients of the gateway send it as "Authorization: Bearer TOKEN", and --nkey takes
+it from a file of mode 0600. It is printed once and stored nowhere.
 
-With --tools or --read-only the NATS server itself lets the token call these tools
-alone, and make neither batches nor tasks. Its rights are renewed every 5 minutes.`,
+With --tools or --read-only the NATS server permits the token to call only these tools,
+without batches and tasks. Its rights are renewed every 5 minutes.`,
 		Example: "  mesh token create --session ann\n  mesh token create --session ann --tools 'weather.*,lab.bank.**' --read-only --rate 10/s --expires 30d --json",
 		Args:    nothing,
 		RunE: runE(func(ctx context.Context, _ []string) error {
@@ -109,25 +112,21 @@ alone, and make neither batches nor tasks. Its rights are renewed every 5 minute
 					return nil
 				}
 				fmt.Fprintln(a.out, seed)
-				until := ""
-				if made.Expires != nil {
-					until = ", until " + made.Expires.Local().Format(time.DateTime)
-				}
-				fmt.Fprintf(a.err, "this is token %s of session %s%s; mesh token revoke %s ends it\n", r.ID, r.Session, until, r.ID)
+				fmt.Fprintf(a.err, "this is token %s of session %s; mesh token revoke %s ends it; expires: %s\n", r.ID, r.Session, r.ID, made.until())
 				return nil
 			})
 		}),
 	}
-	cmd.Flags().Func("tools", "let it call these tools alone: `GLOB,…`, where * stands for any text without a dot and ** for any", func(text string) (err error) {
+	cmd.Flags().Func("tools", "let it call only these tools: `GLOB,…`, where * stands for any text without a dot and ** for any", func(text string) (err error) {
 		if globs, err = subjects.ParseGlobs(text); err == nil && len(globs) == 0 {
 			err = errors.New("it names no tool")
 		}
 		return err
 	})
-	cmd.Flags().BoolVar(&readOnly, "read-only", false, "let it call tools alone that declare read_only")
-	cmd.Flags().Func("rate", "have gateways take so many calls with it: `N/s`, N/m or N/h (default any number)", func(text string) error {
+	cmd.Flags().BoolVar(&readOnly, "read-only", false, "let it call only tools that declare read_only")
+	cmd.Flags().Func("rate", "max calls with it at gateways: `N/s`, N/m or N/h (default no maximum)", func(text string) error {
 		rate = text
-		_, err := registry.ParseRate(text)
+		_, _, err := registry.ParseRate(text)
 		return err
 	})
 	durationFlag(cmd, &lasts, "expires", time.Second, "end it after this `TIME`, such as 720h or 30d (default never)")

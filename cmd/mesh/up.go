@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -45,13 +44,13 @@ func (a *app) upCommand() *cobra.Command {
 		Long: `Start a mesh on this machine: a NATS server with JetStream and an agent, in one
 process. When calls can be served it prints one line, ready nats=URL http=URL; then
 it runs until Ctrl-C, SIGTERM or mesh down, and lets its calls end first. Other
-commands find it by themselves. What is installed stays in the data folder.
+commands find it by themselves. Installed indexes stay in the data folder.
 
 HTTP and MCP clients find the tools at the second URL, unless --gateway-listen is off.
 
 The server has keys, in keys/ of the data folder; the commands of this user find
-them. Without a key a client may list and call tools in the session default, and
-nothing else. mesh node invite prints how another machine joins.`,
+them. Without a key a client may only list and call tools of the session default.
+mesh node invite prints the line by which another machine joins.`,
 		Example: "  mesh up -d\n  mesh install ./examples/indexes/weather\n  mesh call weather.forecast.today city=Oslo\n  mesh down",
 		Args:    nothing,
 		PreRunE: func(cmd *cobra.Command, _ []string) error { return f.check(cmd) },
@@ -67,7 +66,7 @@ nothing else. mesh node invite prints how another machine joins.`,
 	flags.SortFlags = false
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run in the background; returns when calls can be served")
 	flags.StringVar(&f.natsListen, "nats-listen", defaultListen, "`HOST:PORT` of the NATS server; port 0 takes a free one")
-	flags.BoolVar(&f.open, "open", false, "without keys: any program that reaches the server may do everything")
+	flags.BoolVar(&f.open, "open", false, "start it without keys: any program that reaches the server may do everything")
 	flags.DurationVar(&f.idle, "idle", 0, "stop after this time without a connected client (default never)")
 	settings.Bind(flags, &a.set.Node)
 	settings.Bind(flags, &a.set.Policy)
@@ -91,138 +90,47 @@ func (f upFlags) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// machine is a mesh in this process.
-type machine struct {
-	a      *app
-	log    *slog.Logger
-	folder *process.Folder
-	record connect.Record
-	ends   []func(ctx context.Context) error // of the started parts, in order of start
-	// gateway is the address for HTTP and MCP clients; empty for none.
-	gateway string
-	done    <-chan struct{}
-	lost    func() error // why the mesh ends without a drain
-	// clients returns the number of clients of the NATS server.
-	clients func() int
-}
-
 // up runs a mesh until it is stopped.
-func (a *app) up(ctx context.Context, f upFlags) error {
+func (a *app) up(ctx context.Context, f upFlags) (err error) {
 	// A person at a terminal wants the ready line and failures; a log file wants all events.
 	level := slog.LevelInfo
 	if a.term.err {
 		level = slog.LevelWarn
 	}
-	m := &machine{a: a, log: process.Logger(a.err, a.set.Logging, level)}
+	log := process.Logger(a.err, a.set.Logging, level)
 	started := a.running("starting: building what is installed", "")
-	err := m.start(ctx, f)
-	started()
-	if err == nil {
-		ready := readyLine + m.record.URL
-		if m.gateway != "" {
-			ready += " http=" + m.gateway
-		}
-		fmt.Fprintln(a.out, ready)
-		if a.term.err {
-			fmt.Fprintln(a.err, a.term.dim("Ctrl-C stops it"))
-		}
-		err = m.serve(ctx, f.idle)
-		if a.term.err {
-			fmt.Fprintln(a.err, a.term.dim("stopping: calls in flight end first; Ctrl-C again does not wait"))
-		}
-	}
-	if stopped := m.stop(ctx); err == nil {
-		err = stopped
-	}
-	return err
-}
-
-// serve returns once the mesh must end: at the end of ctx, of its agent, or of the time idle in which only this process
-// was connected; never for 0.
-func (m *machine) serve(ctx context.Context, idle time.Duration) error {
-	look := time.NewTicker(min(cmp.Or(idle, time.Hour)/4+time.Millisecond, time.Second))
-	defer look.Stop()
-	for used := time.Now(); ; {
-		select {
-		case <-ctx.Done():
-			m.log.Info("stopping: signalled")
-			return nil
-		case <-m.done:
-			err := m.lost()
-			if err == nil {
-				m.log.Info("stopping: drained")
-			}
-			return err
-		case <-look.C:
-			if idle == 0 || m.clients() > 1 { // one is this process
-				used = time.Now()
-			} else if time.Since(used) >= idle {
-				m.log.Info("stopping: no client is connected", slog.Duration("for", idle))
-				return nil
-			}
-		}
-	}
-}
-
-// start starts the mesh. stop ends the started parts, also after an error.
-func (m *machine) start(ctx context.Context, f upFlags) error {
-	dir, err := process.DataFolder(m.a.env, m.a.set.DataDir)
+	defer started()
+	dir, err := process.DataFolder(a.env, a.set.DataDir)
 	if err != nil {
 		return usage(nil, "%s", err.Error())
 	}
-	if m.folder, err = process.OpenFolder(dir); err != nil {
-		return m.a.inUse(dir, err)
-	}
-	m.ends = append(m.ends, func(context.Context) error { return m.folder.Close() })
-	m.a.warnOpen(f)
-	files := filepath.Join(dir, "nats")
-	memory, disk := roomFor(m.a.set.Store, broker.Reserved(files))
-	options := bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-agent", Logger: m.log})
-	var config string
-	var issuer *access.Issuer
-	if !f.open {
-		keys, err := access.OpenKeys(dir)
-		if err != nil {
-			return err
-		}
-		if issuer, err = access.NewIssuer(); err != nil {
-			return err
-		}
-		if config, err = keys.Config(issuer, access.Admin); err != nil {
-			return err
-		}
-		// As administrator: this process keeps all keys, and its settings apply to the mesh's
-		// streams.
-		key, err := access.Option(access.File(dir, access.Admin))
-		if err != nil {
-			return err
-		}
-		options = append(options, key, nats.CustomInboxPrefix(access.Node.Inbox()))
-	}
-	served, err := broker.Start(ctx, broker.Options{
-		Listen: f.natsListen, StoreDir: files, MaxMemory: memory, MaxStore: disk, Logger: m.log,
-		Config: config,
-	})
+	folder, err := process.OpenFolder(dir)
 	if err != nil {
-		return brokerError(f.natsListen, err)
+		return a.inUse(dir, err)
 	}
-	m.clients = served.Server().NumClients
-	m.ends = append(m.ends, func(context.Context) error { served.Shutdown(); return nil })
-	nc, err := nats.Connect("", append(options, nats.InProcessServer(served))...)
+	defer func() { _ = folder.Close() }()
+	a.warnOpen(f)
+	served, nc, issuer, err := a.startBroker(ctx, f, dir, log)
+	if served != nil {
+		defer served.Shutdown()
+	}
 	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "connect to the broker of this process: %w", err)
+		return err
 	}
-	m.ends = append(m.ends, func(context.Context) error { nc.Close(); return nil })
-	unpace := process.Pace()
-	m.ends = append(m.ends, func(context.Context) error { unpace(); return nil })
-	agent, err := process.NewAgent(nc, m.folder, process.NodeConfig{
-		Node: m.a.set.Node, Policy: m.a.set.Policy, Store: m.a.set.Store,
-		Version: process.ThisBuild(version, commit).Version, Environ: m.a.env, Last: true, Logger: m.log,
+	defer nc.Close()
+	defer process.Pace()()
+	build := process.ThisBuild(version, commit).Version
+	agent, err := process.NewAgent(nc, folder, process.NodeConfig{
+		Node: a.set.Node, Policy: a.set.Policy, Store: a.set.Store, Version: build, Environ: a.env, Last: true, Logger: log,
 	})
 	if err != nil {
 		return err
 	}
-	m.ends = append(m.ends, func(ctx context.Context) error { return process.StopAgent(ctx, agent, m.a.set.DrainTimeout) })
+	defer func() {
+		if stopped := process.StopAgent(ctx, agent, a.set.DrainTimeout); err == nil {
+			err = stopped
+		}
+	}()
 	if err := agent.Start(ctx); err != nil {
 		return err
 	}
@@ -230,32 +138,110 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 		return err
 	}
 	if issuer != nil {
-		keys, err := callout.Serve(ctx, nc, issuer, callout.Options{Server: served, Seen: agent.Seen, Logger: m.log})
+		keys, err := callout.Serve(ctx, nc, issuer, callout.Options{Server: served, Seen: agent.Seen, Logger: log})
 		if err != nil {
 			return err
 		}
-		m.ends = append(m.ends, func(context.Context) error { keys.Stop(); return nil })
-	}
-	address, free := m.a.set.GatewayListen, false
-	if address == "" {
-		address, free = process.DefaultGateway, true
+		defer keys.Stop()
 	}
 	// Over TCP: in process, nats.go learns of a refusal only by a timeout.
 	dial := func(own ...nats.Option) (*nats.Conn, error) {
-		return nats.Connect(served.URL(), append(bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-gateway", Logger: m.log}), own...)...)
+		return nats.Connect(served.URL(), append(bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-gateway", Logger: log}), own...)...)
 	}
-	url, stop, err := process.ServeGateway(ctx, m.a.set.Gateway, address, free, agent, dial, process.ThisBuild(version, commit).Version, m.log)
+	address := cmp.Or(a.set.GatewayListen, process.DefaultGateway)
+	gateway, stop, err := process.ServeGateway(ctx, a.set.Gateway, address, a.set.GatewayListen == "", agent, dial, build, log)
 	if err != nil {
 		return err
 	}
-	m.gateway = url
-	m.ends = append(m.ends, func(context.Context) error { stop(); return nil })
-	m.done, m.lost = agent.Done(), agent.Err
-	m.record = connect.Record{
+	defer stop()
+	forget, err := a.record(connect.Record{
 		URL: served.URL(), PID: os.Getpid(), Process: connect.ProcessID(os.Getpid()),
 		DataDir: dir, Listen: f.natsListen, Keys: !f.open, Started: time.Now().UTC(),
+	}, log)
+	if err != nil {
+		return err
 	}
-	return m.tell()
+	defer forget()
+	started()
+	ready := readyLine + served.URL()
+	if gateway != "" {
+		ready += " http=" + gateway
+	}
+	fmt.Fprintln(a.out, ready)
+	if a.term.err {
+		fmt.Fprintln(a.err, a.term.dim("Ctrl-C stops it"))
+	}
+	err = serve(ctx, f.idle, agent.Done(), agent.Err, served.Server().NumClients, log)
+	if a.term.err {
+		fmt.Fprintln(a.err, a.term.dim("stopping: calls in flight end first; Ctrl-C again does not wait"))
+	}
+	return err
+}
+
+// serve returns once the mesh must end: at the end of ctx, when its agent is done, or of the time idle in which only this
+// process was connected; never for 0. lost is why the agent ends without a drain.
+func serve(ctx context.Context, idle time.Duration, done <-chan struct{}, lost func() error, clients func() int, log *slog.Logger) error {
+	look := time.NewTicker(min(cmp.Or(idle, time.Hour)/4+time.Millisecond, time.Second))
+	defer look.Stop()
+	for used := time.Now(); ; {
+		select {
+		case <-ctx.Done():
+			log.Info("stopping: signalled")
+			return nil
+		case <-done:
+			err := lost()
+			if err == nil {
+				log.Info("stopping: drained")
+			}
+			return err
+		case <-look.C:
+			if idle == 0 || clients() > 1 { // one is this process
+				used = time.Now()
+			} else if time.Since(used) >= idle {
+				log.Info("stopping: no client is connected", slog.Duration("for", idle))
+				return nil
+			}
+		}
+	}
+}
+
+// startBroker starts the NATS server and connects to it. Shut the server down, also after an error. issuer answers for
+// the keys of sessions; nil without keys.
+func (a *app) startBroker(ctx context.Context, f upFlags, dir string, log *slog.Logger) (served *broker.Broker, nc *nats.Conn, issuer *access.Issuer, err error) {
+	files := filepath.Join(dir, "nats")
+	memory, disk := roomFor(a.set.Store, broker.Reserved(files))
+	options := bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-agent", Logger: log})
+	var config string
+	if !f.open {
+		keys, err := access.OpenKeys(dir)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		if issuer, err = access.NewIssuer(); err != nil {
+			return nil, nil, nil, err
+		}
+		if config, err = keys.Config(issuer, access.Admin); err != nil {
+			return nil, nil, nil, err
+		}
+		// As administrator: this process keeps all keys, and its settings apply to the mesh's
+		// streams.
+		key, err := access.Option(access.File(dir, access.Admin))
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		options = append(options, key, nats.CustomInboxPrefix(access.Node.Inbox()))
+	}
+	served, err = broker.Start(ctx, broker.Options{
+		Listen: f.natsListen, StoreDir: files, MaxMemory: memory, MaxStore: disk, Logger: log, Config: config,
+	})
+	if err != nil {
+		return nil, nil, nil, brokerError(f.natsListen, err)
+	}
+	nc, err = nats.Connect("", append(options, nats.InProcessServer(served))...)
+	if err != nil {
+		return served, nil, nil, toolmesh.Errorf(toolmesh.CodeInternal, "connect to the broker of this process: %w", err)
+	}
+	return served, nc, issuer, nil
 }
 
 // roomFor returns how much memory and disk the broker's streams may take: the chunks in the
@@ -275,30 +261,19 @@ func roomFor(s settings.Store, reserved int64) (memory, disk int64) {
 	return memory, disk + min(max(files, reserved), math.MaxInt64-disk)
 }
 
-// stop ends the started parts, the last one first. Parts that do not end in time end with the
-// process.
-func (m *machine) stop(ctx context.Context) error {
-	var errs []error
-	for _, end := range slices.Backward(m.ends) {
-		errs = append(errs, end(ctx))
-	}
-	return errors.Join(errs...)
-}
-
-// tell records the address of the mesh in the data folder, and in the state folder for commands
-// without --server.
-func (m *machine) tell() error {
-	path := filepath.Join(m.record.DataDir, upFile)
+// record writes the address of the mesh into the data folder, and into the state folder for commands without --server,
+// until forget is called.
+func (a *app) record(r connect.Record, log *slog.Logger) (forget func(), err error) {
+	path := filepath.Join(r.DataDir, upFile)
 	before, _, _ := connect.ReadRecord(path) // of a killed process
-	if err := m.record.Write(path); err != nil {
-		return err
+	if err := r.Write(path); err != nil {
+		return nil, err
 	}
-	m.ends = append(m.ends, func(context.Context) error { _ = os.Remove(path); return nil })
-	if err := connect.StateOf(m.a.env).Write(m.record, before); err != nil {
-		m.log.Warn("other commands need --server", slog.String("server", m.record.URL), slog.String("error", err.Error()))
+	state := connect.StateOf(a.env)
+	if err := state.Write(r, before); err != nil {
+		log.Warn("other commands need --server", slog.String("server", r.URL), slog.String("error", err.Error()))
 	}
-	m.ends = append(m.ends, func(context.Context) error { connect.StateOf(m.a.env).Remove(m.record); return nil })
-	return nil
+	return func() { state.Remove(r); _ = os.Remove(path) }, nil
 }
 
 // readyLine is the prefix of the ready line; a space ends the URL.

@@ -22,17 +22,16 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// trespass is what a client or a node tries with a key, or without one. {node} is
-// the node's id.
+// trespass is an attempt of a client or a node with a key, or without one. {node} stands for the node's id.
 type trespass struct {
-	area, who, what, by string
-	// Subjects that it publishes and subscribes, each of which is an attempt that the
-	// broker refuses by its name, or an attempt of another kind: its error says what it achieved.
+	area, with, what, by string
+	// Each subject that it publishes or subscribes is an attempt, which the broker refuses by name. do
+	// is an attempt of another kind: its error names the achievement.
 	publish, subscribe []string
 	do                 func(m *meshWithKeys) error
-	// allowed says that none is refused.
+	// allowed: none is refused.
 	allowed bool
-	// asked says that it needs a server that asks for the keys of sessions.
+	// asked: it needs a server that asks for the keys of sessions.
 	asked bool
 }
 
@@ -44,133 +43,132 @@ const (
 )
 
 var trespasses = []trespass{
-	{area: "calls", who: without, what: "call, cancel and ask in the session `default`", allowed: true,
+	{area: "calls", with: without, what: "call, cancel and ask in the session `default`", allowed: true,
 		publish:   []string{"tools.default.small.t.hello", "mesh.ctl.default.rpc_1", "mesh.registry.default.list", "mesh.replay.default.rpc_1"},
 		subscribe: []string{"mesh.live.default.>", "mesh.hb.*", "_INBOX.>"}},
-	{area: "calls", who: ofSession, what: "the same in its own session", allowed: true,
+	{area: "calls", with: ofSession, what: "the same in its own session", allowed: true,
 		publish:   []string{"tools.a.small.t.hello", "mesh.ctl.a.rpc_1", "mesh.registry.a.list", "mesh.node.{node}.tools.a.small.t.hello"},
 		subscribe: []string{"mesh.live.a.>", "mesh.hb.*", "_INBOX_a.>"}},
-	{area: "calls", who: ofNode, what: "serve and announce itself", allowed: true,
+	{area: "calls", with: ofNode, what: "serve and announce itself", allowed: true,
 		publish:   []string{"mesh.hb.other", "mesh.chunks.a.rpc_1", "_INBOX_a.x"},
 		subscribe: []string{"mesh.node.other.tools.>", "mesh.reg.>"}},
-	{area: "calls", who: without, what: "call or cancel in another session", by: broker.name,
+	{area: "calls", with: without, what: "call or cancel in another session", by: broker.name,
 		publish: []string{
 			"tools.b.small.t.hello", "mesh.node.{node}.tools.b.small.t.hello", "mesh.node.{node}.ctl.b.rpc_1", "mesh.ctl.b.rpc_1",
 			"mesh.batch.b", "tools.*.small.t.hello", "anything",
 		}},
-	{area: "calls", who: ofSession, what: "call or cancel in another session", by: broker.name,
+	{area: "calls", with: ofSession, what: "call or cancel in another session", by: broker.name,
 		publish: []string{
 			"tools.b.small.t.hello", "tools.default.small.t.hello", "tools.*.small.t.hello", "tools.x--c8.small.t.hello",
 			"mesh.node.{node}.tools.b.small.t.hello", "mesh.ctl.b.rpc_1", "mesh.node.{node}.ctl.b.rpc_1", "mesh.batch.b", "mesh.node.{node}.lane.a", "mesh.node.{node}.lane.b",
 		}},
-	{area: "calls", who: ofSession, what: "name another session in a header", by: "the node", do: (*meshWithKeys).forgeHeader},
-	{area: "calls", who: without, what: "send more than a message may hold", by: "the broker", do: (*meshWithKeys).tooLong},
-	{area: "calls", who: without, what: "send what breaks a reader: 100,000 brackets", by: "the node", do: (*meshWithKeys).brackets},
+	{area: "calls", with: ofSession, what: "name another session in a header", by: "the node", do: (*meshWithKeys).forgeHeader},
+	{area: "calls", with: without, what: "send a message above the broker's limit", by: "the broker", do: (*meshWithKeys).tooLong},
+	{area: "calls", with: without, what: "send 100,000 nested brackets to a parser", by: "the node", do: (*meshWithKeys).brackets},
 
-	{area: "sessions", who: without, what: "read answers, streams and chunks of others", by: broker.name,
+	{area: "sessions", with: without, what: "read answers, streams and chunks of others", by: broker.name,
 		publish: []string{"mesh.replay.b.rpc_1"},
 		subscribe: []string{
 			">", "*.>", "mesh.live.b.>", "mesh.live.>", "mesh.chunks.>", "mesh.evt.>", "mesh.ctl.>", "_INBOX_b.>", "_INBOX_*.>",
 			subjects.InboxNode + ".>", subjects.InboxAdmin + ".>",
 		}},
-	{area: "sessions", who: ofSession, what: "read answers, streams and chunks of others", by: broker.name,
+	{area: "sessions", with: ofSession, what: "read answers, streams and chunks of others", by: broker.name,
 		publish: []string{"mesh.replay.b.rpc_1"},
 		subscribe: []string{
 			">", "tools.b.>", "tools.a.>", "mesh.live.b.>", "mesh.live.*.>", "mesh.chunks.>", "_INBOX_b.>", "_INBOX_*.>", "_INBOX.>", "mesh.ctl.>",
 		}},
-	{area: "sessions", who: without, what: "forge chunks, events and heartbeats", by: broker.name,
+	{area: "sessions", with: without, what: "forge chunks, events and heartbeats", by: broker.name,
 		publish: []string{"mesh.chunks.default.rpc_1", "mesh.live.default.rpc_1", "mesh.evt.call.default", "mesh.hb.{node}"}},
-	{area: "sessions", who: ofSession, what: "forge chunks, events and heartbeats", by: broker.name,
+	{area: "sessions", with: ofSession, what: "forge chunks, events and heartbeats", by: broker.name,
 		publish: []string{"mesh.live.b.rpc_1", "mesh.chunks.b.rpc_1", "mesh.chunks.a.rpc_1", "mesh.live.a.rpc_1", "mesh.evt.call.b", "mesh.hb.{node}"}},
 
-	{area: "replies", who: without, what: "send an answer to somebody", by: broker.name,
+	{area: "replies", with: without, what: "send an answer to another client", by: broker.name,
 		publish: []string{"_INBOX.x", "_INBOX_b.x", subjects.InboxNode + ".x"}},
-	{area: "replies", who: ofSession, what: "send an answer to somebody", by: broker.name,
+	{area: "replies", with: ofSession, what: "send an answer to another client", by: broker.name,
 		publish: []string{"_INBOX_b.x", "_INBOX.x", subjects.InboxNode + ".x"}},
-	{area: "replies", who: ofSession, what: "have a node answer to another session's inbox", by: "the node", do: (*meshWithKeys).aimAtInbox},
-	{area: "replies", who: without, what: "have anybody's answer, or the broker's trace, change a record", by: "nodes, the broker", do: (*meshWithKeys).aimAtRecord},
+	{area: "replies", with: ofSession, what: "have a node answer to another session's inbox", by: "the node", do: (*meshWithKeys).aimAtInbox},
+	{area: "replies", with: without, what: "make a record the target of an answer, or of the broker's trace", by: "nodes, the broker", do: (*meshWithKeys).aimAtRecord},
 
-	{area: "registry", who: without, what: "read or change its records", by: broker.name,
+	{area: "registry", with: without, what: "read or change its records", by: broker.name,
 		publish: []string{
 			"mesh.registry.b.list", "mesh.reg.MESH_NODES.n1", "$KV.MESH_NODES.n1", "$KV.MESH_SESSIONS.default", "$O.MESH_BUNDLES.C.x",
 			"$JS.API.DIRECT.GET.KV_MESH_INDEXES", "$KV.MESH_TOOLS.n1.=.i.small", "$KV.MESH_TOOLS.n1.default.t.mine", "$KV.MESH_SCHEMAS.x",
 			"$KV.MESH_INDEXES.small", "mesh.reg.MESH_TOOLS.n1.default.t.mine",
 		},
 		subscribe: []string{"mesh.registry.>", "mesh.reg.>", "$KV.>"}},
-	{area: "registry", who: ofSession, what: "read or change its records", by: broker.name,
+	{area: "registry", with: ofSession, what: "read or change its records", by: broker.name,
 		publish: []string{
 			"mesh.registry.b.list", "mesh.registry.b.describe", "mesh.registry.default.list", "$KV.MESH_SESSIONS.b", "$KV.MESH_NODES.{node}",
 			"$JS.API.STREAM.MSG.GET.KV_MESH_SESSIONS", "$JS.API.DIRECT.GET.KV_MESH_INDEXES", "$O.MESH_BUNDLES.C.x",
 		},
 		subscribe: []string{"mesh.registry.>", "mesh.reg.>", "$KV.>"}},
-	{area: "registry", who: without, what: "serve, or seem to", by: broker.name,
+	{area: "registry", with: without, what: "serve tools, or appear as a service", by: broker.name,
 		subscribe: []string{"tools.>", "tools.default.small.t.hello", "tools.default.mine", "mesh.>", "mesh.node.{node}.>", "mesh.replay.>", "$SRV.PING"}},
-	{area: "registry", who: ofSession, what: "serve, or seem to", by: broker.name,
+	{area: "registry", with: ofSession, what: "serve tools, or appear as a service", by: broker.name,
 		subscribe: []string{"tools.*.small.t.hello", "mesh.node.{node}.>", "mesh.replay.>", "$SRV.PING"}},
 
-	{area: "storage", who: without, what: "use JetStream", by: broker.name,
+	{area: "storage", with: without, what: "use JetStream", by: broker.name,
 		publish: []string{
 			"$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.DELETE.MESH_CHUNKS", "$JS.API.CONSUMER.CREATE.KV_MESH_NODES", "$JS.ACK.x",
 		},
 		subscribe: []string{"$JS.>"}},
-	{area: "storage", who: ofSession, what: "use JetStream", by: broker.name,
+	{area: "storage", with: ofSession, what: "use JetStream", by: broker.name,
 		publish: []string{"$JS.API.INFO", "$JS.API.STREAM.PURGE.MESH_CHUNKS", "$JS.API.CONSUMER.CREATE.MESH_CHUNKS"}},
-	{area: "storage", who: ofNode, what: "change, empty or end the mesh's streams", by: broker.name,
+	{area: "storage", with: ofNode, what: "change, empty or end the mesh's streams", by: broker.name,
 		publish: []string{
 			"$JS.API.STREAM.DELETE.MESH_CHUNKS", "$JS.API.STREAM.UPDATE.KV_MESH_NODES", "$JS.API.STREAM.PURGE.KV_MESH_NODES",
 			"$JS.API.STREAM.MSG.DELETE.KV_MESH_INDEXES", "$JS.API.STREAM.SNAPSHOT.KV_MESH_INDEXES", "$JS.API.STREAM.RESTORE.KV_MESH_INDEXES",
 			"$JS.API.STREAM.LEADER.STEPDOWN.MESH_CHUNKS", "$JS.API.ACCOUNT.PURGE.x",
 		}},
 
-	{area: "administration", who: without, what: "install, uninstall, drain, label", by: broker.name,
+	{area: "administration", with: without, what: "install, uninstall, drain, label", by: broker.name,
 		publish: []string{"mesh.admin.install", "mesh.admin.uninstall", "mesh.node.{node}.admin.drain", "mesh.node.{node}.admin.label"}},
-	{area: "administration", who: ofSession, what: "install, uninstall, drain, label", by: broker.name,
+	{area: "administration", with: ofSession, what: "install, uninstall, drain, label", by: broker.name,
 		publish: []string{"mesh.admin.install", "mesh.admin.uninstall", "mesh.node.{node}.admin.drain", "mesh.node.{node}.admin.label"}},
-	{area: "administration", who: ofNode, what: "install, uninstall, drain, label", by: broker.name,
+	{area: "administration", with: ofNode, what: "install, uninstall, drain, label", by: broker.name,
 		publish: []string{"mesh.admin.install", "mesh.admin.uninstall", "mesh.node.{node}.admin.drain", "mesh.node.{node}.admin.label"}},
-	{area: "administration", who: without, what: "ask the NATS server", by: broker.name,
+	{area: "administration", with: without, what: "ask the NATS server", by: broker.name,
 		publish: []string{"$SYS.REQ.USER.INFO", "$SYS.REQ.SERVER.PING"}, subscribe: []string{"$SYS.>"}},
-	{area: "administration", who: ofSession, what: "ask the NATS server, or answer who may come in", by: broker.name,
+	{area: "administration", with: ofSession, what: "ask the NATS server, or answer its questions about logins", by: broker.name,
 		publish: []string{"$SYS.REQ.USER.AUTH", "$SYS.REQ.USER.INFO"}, subscribe: []string{"$SYS.REQ.USER.AUTH"}},
-	{area: "administration", who: ofNode, what: "let others in", by: broker.name, subscribe: []string{"$SYS.REQ.USER.AUTH"}},
-	{area: "administration", who: ofNode, what: "let them in by answers that it has signed itself", by: "the broker", do: (*meshWithKeys).forgeAnswers},
+	{area: "administration", with: ofNode, what: "read the server's questions about logins", by: broker.name, subscribe: []string{"$SYS.REQ.USER.AUTH"}},
+	{area: "administration", with: ofNode, what: "admit clients by answers that it has signed itself", by: "the broker", do: (*meshWithKeys).forgeAnswers},
 
-	{area: "owners", who: ofAnother, what: "replace somebody's index by a folder of its name", by: "the node", do: (*meshWithKeys).replace},
-	{area: "owners", who: ofAnother, what: "by a bundle that says to come from that folder", by: "the node", do: (*meshWithKeys).claimFolder},
-	{area: "owners", who: ofAnother, what: "by one that says to come from a repository", by: "the node", do: (*meshWithKeys).claimRepository},
-	{area: "owners", who: ofAnother, what: "by one that says to be of the owner's key", by: "the node", do: (*meshWithKeys).claimOwner},
+	{area: "owners", with: ofAnother, what: "replace another owner's index by a folder of its name", by: "the node", do: (*meshWithKeys).replace},
+	{area: "owners", with: ofAnother, what: "by a bundle that claims to be from that folder", by: "the node", do: (*meshWithKeys).claimFolder},
+	{area: "owners", with: ofAnother, what: "by one that claims to be from a repository", by: "the node", do: (*meshWithKeys).claimRepository},
+	{area: "owners", with: ofAnother, what: "by one that claims the owner's key", by: "the node", do: (*meshWithKeys).claimOwner},
 
-	{area: "keys", who: "another key", what: "come in by a key that nobody has given it", by: "the broker", do: (*meshWithKeys).inventKey},
-	{area: "keys", who: "a password", what: "come in as an administrator", by: "the broker", do: func(m *meshWithKeys) error {
+	{area: "keys", with: "another key", what: "connect with a key that the mesh does not know", by: "the broker", do: (*meshWithKeys).inventKey},
+	{area: "keys", with: "a password", what: "connect as an administrator", by: "the broker", do: func(m *meshWithKeys) error {
 		return m.unauthorized(nats.UserInfo("admin", "admin"))
 	}},
-	{area: "keys", who: "a token", what: "come in as an administrator", by: "the broker", do: func(m *meshWithKeys) error {
+	{area: "keys", with: "a token", what: "connect as an administrator", by: "the broker", do: func(m *meshWithKeys) error {
 		return m.unauthorized(nats.Token("admin"))
 	}},
-	{area: "keys", who: "a JWT", what: "administer by what it has signed itself", by: broker.name, do: (*meshWithKeys).inventJWT},
-	{area: "keys", who: ofSession, what: "come in by the public half of another's key", by: "the broker", do: func(m *meshWithKeys) error { return m.forgeSignature(m.pair("a").Sign) }},
-	{area: "keys", who: ofSession, what: "the same, with an older signature of its own", by: "the broker", do: func(m *meshWithKeys) error {
+	{area: "keys", with: "a JWT", what: "administer by rights that it has signed itself", by: broker.name, do: (*meshWithKeys).inventJWT},
+	{area: "keys", with: ofSession, what: "connect by the public half of another key", by: "the broker", do: func(m *meshWithKeys) error { return m.forgeSignature(m.pair("a").Sign) }},
+	{area: "keys", with: ofSession, what: "the same, with an older signature of its own", by: "the broker", do: func(m *meshWithKeys) error {
 		return m.forgeSignature(func([]byte) ([]byte, error) { return m.pair("b").Sign([]byte("nonce")) })
 	}},
-	{area: "keys", who: ofSession, what: "go on after the session's end", asked: true, by: "the broker", do: (*meshWithKeys).outlive},
-	{area: "keys", who: ofSession, what: "come in after the session's end", asked: true, by: "the broker", do: (*meshWithKeys).comeBack},
+	{area: "keys", with: ofSession, what: "stay connected after the session's end", asked: true, by: "the broker", do: (*meshWithKeys).outlive},
+	{area: "keys", with: ofSession, what: "connect after the session's end", asked: true, by: "the broker", do: (*meshWithKeys).comeBack},
 }
 
-// meshWithKeys is a mesh of two sessions that have a key each.
+// meshWithKeys is a mesh with two sessions, each with a key.
 type meshWithKeys struct {
 	*mesh
 	t    *testing.T
 	node string
-	keys map[string]string // of a session, or of who tries: files
+	keys map[string]string // files, by session or by trespass.with
 	jwts bool              // the files are credentials of users with JWTs
 }
 
-// renew is how long connections with a session's key last on a server of one's own:
-// longer than an attempt.
+// renew is how long a connection with a session's key lasts on an operator's server: longer than an attempt.
 const renew = "30s"
 
-// What the holders of a key try beyond its rights: on mesh up, and on NATS servers that
-// are configured by what mesh auth template prints.
+// Clients exceed the rights of their key, on mesh up and on NATS servers configured by the output of
+// mesh auth template.
 func TestClients(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(t *testing.T, dir string) *meshWithKeys{"mesh up": onMeshUp, "nats.conf": onNatsConf, "JWTs": onJWTs} {
@@ -199,7 +197,7 @@ func TestClients(t *testing.T) {
 				if one.asked && m.jwts {
 					continue
 				}
-				t.Run(one.area+"/"+one.who+"/"+one.what, func(t *testing.T) {
+				t.Run(one.area+"/"+one.with+"/"+one.what, func(t *testing.T) {
 					within := *m
 					within.t = t
 					if one.do != nil {
@@ -221,8 +219,7 @@ func onMeshUp(t *testing.T, dir string) *meshWithKeys {
 	return &meshWithKeys{mesh: m, keys: map[string]string{without: "", ofNode: access.File(m.data, access.Node)}}
 }
 
-// onNatsConf is a NATS server with the configuration for keys, and an agent that
-// answers it.
+// onNatsConf starts a NATS server with the configuration for keys, and an agent that answers its questions.
 func onNatsConf(t *testing.T, dir string) *meshWithKeys {
 	t.Helper()
 	m := &mesh{dir: dir, data: filepath.Join(dir, "data")}
@@ -233,8 +230,8 @@ func onNatsConf(t *testing.T, dir string) *meshWithKeys {
 	return &meshWithKeys{mesh: m, keys: map[string]string{without: "", ofNode: node}}
 }
 
-// onJWTs is a NATS server in operator mode, whose users have the permissions for them.
-// There is no client without credentials: it has a caller's of the default session.
+// onJWTs starts a NATS server in operator mode. Its users have the permissions of the template. A client
+// without a key has a caller's credentials for the default session there.
 func onJWTs(t *testing.T, dir string) *meshWithKeys {
 	t.Helper()
 	s := meshtest.InOperatorMode(t)
@@ -256,7 +253,7 @@ func onJWTs(t *testing.T, dir string) *meshWithKeys {
 	return &meshWithKeys{mesh: m, keys: keys, jwts: true}
 }
 
-// template is what mesh auth template prints.
+// template returns the output of mesh auth template.
 func template(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), program, append([]string{"auth", "template"}, args...)...)
@@ -276,10 +273,10 @@ func (m *mesh) agent(t *testing.T, key string, args ...string) {
 	begin(t, cmd, "msg=ready")
 }
 
-// subjects publishes and subscribes, and wants the broker to name each in a violation.
+// subjects publishes and subscribes, and requires that the broker refuses each by name.
 func (m *meshWithKeys) subjects(one trespass) {
 	refused := make(chan error, 64)
-	nc := m.connect(m.t, m.keys[one.who], nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
+	nc := m.connect(m.t, m.keys[one.with], nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
 	left, all := map[string]bool{}, map[string]bool{}
 	for i, subject := range append(append([]string{}, one.publish...), one.subscribe...) {
 		subject = strings.ReplaceAll(subject, "{node}", m.node)
@@ -298,7 +295,7 @@ func (m *meshWithKeys) subjects(one trespass) {
 		m.t.Fatal(err)
 	}
 	if one.allowed {
-		nc.Close() // no handler runs behind it
+		nc.Close() // no handler runs after it
 		select {
 		case err := <-refused:
 			m.t.Error(err)
@@ -347,7 +344,7 @@ func (m *meshWithKeys) creds(session string) []byte {
 	return text
 }
 
-// hello calls the tool of a session, to see that all is well and to be behind what was sent before.
+// hello calls the tool of a session: the mesh still serves, and has handled all earlier messages.
 func (m *meshWithKeys) hello(nc *nats.Conn, session string) error {
 	answer, err := nc.Request("tools."+session+".small.t.hello", nil, time.Minute)
 	if err == nil && string(answer.Data) != `"hello"` {
@@ -373,7 +370,7 @@ func (m *meshWithKeys) tooLong() error {
 	fmt.Fprintf(c, "CONNECT {}\r\nPUB tools.default.small.t.hello %d\r\n", 1<<30)
 	_ = c.SetReadDeadline(time.Now().Add(time.Minute))
 	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
-		return errors.New("the broker waits for it")
+		return errors.New("the broker waits for the message")
 	}
 	return m.hello(m.connect(m.t, m.keys[without]), "default")
 }
@@ -396,7 +393,7 @@ func (m *meshWithKeys) aimAtInbox() error {
 	}
 	err = errors.Join(b.Flush(), a.PublishRequest("tools.a.small.t.hello", "_INBOX_b.guess", nil), m.hello(a, "a"), m.hello(b, "b"), b.Flush())
 	if n, _, pending := heard.Pending(); n > 0 {
-		err = errors.Join(err, pending, errors.New("the answer came"))
+		err = errors.Join(err, pending, errors.New("the answer reached the other session"))
 	}
 	return err
 }
@@ -421,12 +418,12 @@ func (m *meshWithKeys) aimAtRecord() error {
 	traced := nats.NewMsg("tools.default.none")
 	traced.Header.Set("Nats-Trace-Dest", target)
 	err = errors.Join(err, nc.PublishMsg(traced), m.hello(nc, "default"))
-	if _, put := records.PutString("later", "x"); put != nil { // stored behind whatever those have caused
+	if _, put := records.PutString("later", "x"); put != nil { // stored after all effects of those
 		err = errors.Join(err, put)
 	}
 	after, got := records.Get("b")
 	if got == nil && after.Revision() != before.Revision() {
-		got = fmt.Errorf("it is changed: %s", after.Value())
+		got = fmt.Errorf("the record is changed: %s", after.Value())
 	}
 	return errors.Join(err, got, records.Delete("later"))
 }
@@ -465,7 +462,7 @@ func (m *meshWithKeys) inventJWT() error {
 	if m.jwts {
 		return m.unauthorized(nats.UserJWT(func() (string, error) { return token, nil }, user.Sign))
 	}
-	// It is let in, as one without a key.
+	// The server admits it as a client without a key.
 	refused := make(chan error, 8)
 	nc := m.connect(m.t, m.keys[without], nats.UserJWT(func() (string, error) { return token, nil }, user.Sign),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
@@ -476,7 +473,7 @@ func (m *meshWithKeys) inventJWT() error {
 	case <-refused:
 		return nil
 	case <-time.After(20 * time.Second):
-		return errors.New("it administers")
+		return errors.New("its request to install is not refused")
 	}
 }
 
@@ -491,7 +488,7 @@ func (m *meshWithKeys) forgeSignature(sign func([]byte) ([]byte, error)) error {
 	return m.unauthorized(nats.Nkey(public, sign))
 }
 
-// forgeAnswers answers who asks for a key, where a node may, and is not believed.
+// forgeAnswers answers the server's questions about keys, where a node may, with a signature of its own.
 func (m *meshWithKeys) forgeAnswers() error {
 	account, err := nkeys.CreateAccount()
 	if err != nil {
@@ -521,9 +518,9 @@ func (m *meshWithKeys) forgeAnswers() error {
 		return err
 	}
 	if errors.Is(nc.LastError(), nats.ErrPermissionViolation) {
-		return nil // it hears no question
+		return nil // it may not subscribe to the questions
 	}
-	for range 1000 { // the agent has about each second question
+	for range 1000 { // the agent gets about every second question
 		if err := m.inventKey(); err != nil {
 			return err
 		}
@@ -533,7 +530,7 @@ func (m *meshWithKeys) forgeAnswers() error {
 		default:
 		}
 	}
-	return errors.New("it is never asked")
+	return errors.New("it was never asked")
 }
 
 func (m *meshWithKeys) unauthorized(key nats.Option) error {

@@ -25,7 +25,7 @@ import (
 	"time"
 )
 
-// report is what testdata/installs/probe.py says.
+// report is written by testdata/installs/probe.py.
 type report struct {
 	Case, Where, PIDNS string
 	UID, PID           int
@@ -39,12 +39,12 @@ type report struct {
 // settings. It remembers every request.
 type author struct {
 	port     int    // of the package index and of reports, at 127.0.0.1
-	host     string // of authors, another address: no login of one is the other's
+	host     string // of the authors: another address, because logins are bound to a host
 	password string // of the agent's package index
 	git      string // folder of repositories
 
 	mu       sync.Mutex
-	now      string   // the case that is installed
+	now      string   // id of the case under installation
 	asked    []string // requests, decoded: method, address, user, head of the body
 	reports  []report
 	packages map[string]map[string][]byte // by name: files
@@ -52,7 +52,7 @@ type author struct {
 
 var names = regexp.MustCompile(`[-_.]+`)
 
-// normal is a package's name as package indexes know it.
+// normal returns the normal form of a package's name (PEP 503).
 func normal(name string) string { return strings.ToLower(names.ReplaceAllString(name, "-")) }
 
 // publish adds a file of a package.
@@ -117,7 +117,7 @@ func (a *author) serve(w http.ResponseWriter, r *http.Request, token func(id str
 	}
 	shown := user
 	if strings.HasPrefix(r.URL.Path, "/private/") {
-		shown = "…" // a token is for this place
+		shown = "…" // here a token is no leak
 	}
 	a.mu.Lock()
 	a.asked = append(a.asked, fmt.Sprintf("%s: %s %s user=%s head=%.200s", a.now, r.Method, where, shown, body))
@@ -181,21 +181,21 @@ func (a *author) serve(w http.ResponseWriter, r *http.Request, token func(id str
 	}
 }
 
-// during notes which case is installed from now on.
+// during sets the case under installation.
 func (a *author) during(id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.now = id
 }
 
-// took returns what was asked and reported up to now.
+// took returns the requests and reports so far.
 func (a *author) took() ([]string, []report) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.Clone(a.asked), slices.Clone(a.reports)
 }
 
-// wheel makes one: files by their names in it, and what else its METADATA says.
+// wheel makes a wheel of files, with more lines of METADATA.
 func wheel(name string, files map[string]string, metadata ...string) (file string, data []byte) {
 	all := maps.Clone(files)
 	if all == nil {
@@ -223,14 +223,14 @@ func wheel(name string, files map[string]string, metadata ...string) (file strin
 			_, err = io.WriteString(w, all[path])
 		}
 		if err != nil {
-			panic(err) // a buffer takes all
+			panic(err) // a buffer does not fail
 		}
 	}
 	_ = z.Close()
 	return escaped + "-1-py3-none-any.whl", b.Bytes()
 }
 
-// sdist makes one of a package that backend, the text of a module, builds.
+// sdist makes a source distribution whose backend is the text of a module.
 func sdist(name, backend string, more ...string) (file string, data []byte) {
 	escaped := strings.ReplaceAll(normal(name), "-", "_")
 	var b bytes.Buffer
@@ -249,13 +249,13 @@ func sdist(name, backend string, more ...string) (file string, data []byte) {
 	return escaped + "-1.tar.gz", b.Bytes()
 }
 
-// project is the pyproject.toml of a package that the module b beside it builds.
+// project returns a pyproject.toml whose backend is the module b next to it.
 func project(name string, more ...string) string {
 	return "[project]\nname = \"" + name + "\"\nversion = \"1\"\n" + strings.Join(more, "") +
 		"[build-system]\nrequires = []\nbuild-backend = \"b\"\nbackend-path = [\".\"]\n"
 }
 
-// backend is a module that builds a wheel of one module, and does first what hook says.
+// backend returns a module that runs hook, and builds a wheel of one module.
 func backend(name, module, hook string, requires ...string) string {
 	escaped := strings.ReplaceAll(normal(name), "-", "_")
 	metadata := "Metadata-Version: 2.2\nName: " + name + "\nVersion: 1\n"
@@ -299,7 +299,7 @@ func indent(by int, text string) string {
 	return pad + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n"+pad)
 }
 
-// repository makes a bare one of a folder, which [author] serves by its name.
+// repository makes a bare git repository of a folder, which the server serves under name.
 func (a *author) repository(t *testing.T, name, work string) {
 	t.Helper()
 	gitIn(t, work, "init", "-q", "-b", "main", ".")

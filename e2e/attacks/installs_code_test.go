@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// dependency publishes a package of a case: a wheel of files, or a source of a backend.
+// dependency publishes a wheel of files as a package of the case.
 func dependency(files map[string]string) func(c *attempted) {
 	return func(c *attempted) {
 		filled := map[string]string{}
@@ -32,13 +32,12 @@ func source(hook string) func(c *attempted) {
 
 func (t *installTable) environments() {
 	const area, by = "environments", "assembled by the agent, started confined"
-	// fresh is an index that starts its interpreter for each call.
+	// fresh is an index that starts an interpreter for each call.
 	fresh := func(lines ...string) map[string]string {
 		files := requiring("", lines...)
 		files["tools.toml"] += "isolation = \"fresh\"\n"
 		return files
 	}
-	// wheels are of any author.
 	for _, one := range []struct {
 		what  string
 		files map[string]string
@@ -61,7 +60,7 @@ func (t *installTable) environments() {
 			"{id}evil-1.data/data/toolmesh-files.json":                                          "{}",
 			"{id}evil-1.data/data/lib/python{minor}/site-packages/_toolmesh_worker/__init__.py": "{probe start}\n",
 		}},
-		{"modules of it named as the worker's", map[string]string{"_toolmesh_worker/__init__.py": "{probe start}\n", "_toolmesh_worker/entry.py": "{probe start}\n", "toolmesh/__init__.py": "{probe start}\n"}},
+		{"modules of it named as the worker's", map[string]string{"_toolmesh_worker/__init__.py": "{probe start}\n", "_toolmesh_worker/startup/__init__.py": "{probe start}\n", "_toolmesh_worker/startup/zygote.py": "{probe start}\n", "toolmesh/__init__.py": "{probe start}\n"}},
 	} {
 		r := t.recipe(recipe{name: one.what, files: fresh("{id}evil"), prepare: dependency(one.files), everywhere: one.files["a.pth"] != "" || strings.Contains(one.what, "standard library")})
 		t.row(area, one.what, by, confined, r, unconfined())
@@ -147,7 +146,7 @@ func (t *installTable) environments() {
 		"i.py":       "{probe init}\nimport os\nos.remove('n.py')\nos.symlink('{target}/described.py', 'n.py')\n",
 	})})
 	t.row(area, "have a file of the agent read for a description, by a link", by, confined, r, leaks)
-	// Two indexes with one lock: the second has what its wheels have.
+	// Two indexes with one lock: the second must have only the files of its wheels.
 	t.recipe(recipe{name: "same lock, first", files: requiring("", "shared-evil", "honest"), prepare: func(c *attempted) {
 		file, data := sdist("shared-evil", backend("shared-evil", "evil", c.fill("{probe build other_package start_up}")))
 		c.author.publish("shared-evil", file, data)
@@ -197,7 +196,7 @@ func (t *installTable) links() {
 	})
 }
 
-// A build or a start in each place tries all that its probe does: each is a row.
+// A probe runs in each place where code of an index can start: each of its attempts is a row.
 func (t *installTable) builds() {
 	const by = "each step sees its own"
 	dynamic := func(hook string) map[string]string {
@@ -283,7 +282,7 @@ func (t *installTable) credentials() {
 	t.row(area, "among the arguments of git or uv", by, always, declared, argued)
 	declaredWheel := t.recipe(recipe{name: "a private wheel with a declared token", everywhere: true, files: with("{id}whl @ http://u:" + declaredSecret + "@{host}/private/{id}/{id}whl-1-py3-none-any.whl"), prepare: file, env: []string{"TOKEN"}, control: `"hello"`})
 	t.row(area, "the same of a wheel's", by, always, declaredWheel, leaks, argued)
-	// Another index asks for the same with a wrong password.
+	// Another index requests the same package with a wrong password.
 	t.row(area, "get a private wheel of another index from uv's cache, with a wrong password", "a cache of its own", always, t.recipe(recipe{
 		name: "wrong password", files: with("placeholder"), env: []string{"TOKEN=wrongpassword"}, prepare: func(c *attempted) {
 			for _, one := range c.cases {
@@ -316,7 +315,6 @@ func (t *installTable) credentials() {
 	t.row(area, "under `--require-hashes`", "hashes are held to", always, r, installed)
 	r = t.recipe(recipe{name: "wrong hash of a version", spelling: true, files: requiring("", "honest==1 --hash=sha256:"+wrong)})
 	t.row(area, "by its version", "hashes are held to", always, r, installed)
-	// What an index reads of another's.
 	r = t.recipe(recipe{name: "reads addresses", files: plain(map[string]string{"m.py": `import glob
 
 
@@ -335,7 +333,7 @@ def hello() -> str:
 	t.row(area, "a tool reads sources and locks of other indexes", "each index sees its own", confined, r, answers("other"))
 }
 
-// tokenKept sees a token outside of the source that says it.
+// tokenKept returns places that keep the token, except for the source that has it.
 func tokenKept(c *attempted) string {
 	var all []string
 	for _, one := range c.leaks {
@@ -348,7 +346,7 @@ func tokenKept(c *attempted) string {
 
 func (t *installTable) protocol() {
 	const area, by = "protocol", "the agent"
-	// A module that speaks to the agent in its zygote's name.
+	// impostor is the beginning of a module that speaks to the agent in its zygote's name.
 	const impostor = `import _socket, os, stat, sys
 frames = next(m for name, m in sys.modules.items() if name.endswith(".wire.frames"))
 fds = [fd for fd in range(3, 300) if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(os.fstat(fd).st_mode)]
@@ -364,7 +362,7 @@ def say(kind, body=b"", length=None):
 		{"by one that closes all descriptors", "import os\nos.closerange(3, 1000)\n"},
 		{"by one that ends its process", "import os\nos._exit(3)\n"},
 	} {
-		// Another wrong frame is tried at the executor's door.
+		// A test of the executor tries other wrong frames.
 		spelling := strings.Contains(one.text, "say(") && !strings.Contains(one.text, "say(200)")
 		r := t.recipe(recipe{name: one.what, files: plain(map[string]string{"m.py": one.text + hello}), spelling: spelling})
 		t.row(area, one.what, by, always, r, func(c *attempted) string {
@@ -376,13 +374,13 @@ def say(kind, body=b"", length=None):
 	}
 }
 
-// What must go on: each installs, answers, and answers after a restart.
+// controls are honest indexes: each must install, and answer also after a restart.
 func (t *installTable) controls() {
 	lib := func(dir, name string, more ...string) map[string]string {
 		return map[string]string{dir + "/pyproject.toml": project(name, more...), dir + "/b.py": backend(name, name, "")}
 	}
 	control := func(name, answer string, files map[string]string, prepare func(*attempted)) {
-		// Its kind decides, and where its packages come from.
+		// One of each kind of index and of each origin of packages.
 		everywhere := slices.Contains([]string{"a package of the agent's index, functions", "a package of the agent's index, command", "a package in the tree", "an `init` that writes data"}, name)
 		spelling := slices.Contains([]string{"by a file URL", "used where it lies (`-e`)"}, name)
 		t.recipe(recipe{name: name, files: files, control: answer, prepare: prepare, everywhere: everywhere, spelling: spelling})

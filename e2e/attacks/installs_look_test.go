@@ -18,8 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// scan looks for canaries and tokens wherever they must not be: what the author was
-// asked and told, answers and errors, logs, and all that the agent keeps.
+// scan looks for canaries and tokens in requests to servers, answers, errors, logs and files of the agent.
 func (w *workplace) scan() {
 	w.t.Helper()
 	w.scanFolder(w.data)
@@ -63,7 +62,7 @@ func (w *workplace) scan() {
 	for _, one := range all {
 		data, err := store.GetBytes(one.Name)
 		if err != nil {
-			continue // it has just gone
+			continue // it was just removed
 		}
 		z, err := zstd.NewReader(bytes.NewReader(data))
 		if err != nil {
@@ -79,20 +78,20 @@ func (w *workplace) scan() {
 	}
 }
 
-// scanFolder looks into all files of a folder of an agent's. The NATS server's files have
-// variables of indexes, which nodes need: there tokens do not count.
+// scanFolder looks into all files of an agent's folder. The NATS server's files have the variables of indexes,
+// which nodes need: tokens there do not count.
 func (w *workplace) scanFolder(dir string) {
 	w.t.Helper()
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
-			return nil //nolint:nilerr // it has just gone
+			return nil //nolint:nilerr // it was just removed
 		case entry.IsDir() && path == filepath.Join(w.data, "targets"):
 			return filepath.SkipDir
 		case !entry.Type().IsRegular():
 			return nil
 		}
-		data, err := os.ReadFile(path) //nolint:gosec // to be looked into
+		data, err := os.ReadFile(path) //nolint:gosec // a file of the test
 		if err != nil {
 			return nil //nolint:nilerr // likewise
 		}
@@ -104,11 +103,11 @@ func (w *workplace) scanFolder(dir string) {
 	}
 }
 
-// find notes canaries in a text for the cases that they are of.
+// find records canaries and tokens in a text for their cases.
 func (w *workplace) find(where string, text []byte, declared bool) {
 	low := bytes.ToLower(text)
 	for _, kind := range []string{"canary", "secrettoken"} {
-		if declared && kind == "secrettoken" || !bytes.Contains(low, []byte(kind)) { // the expression takes long
+		if declared && kind == "secrettoken" || !bytes.Contains(low, []byte(kind)) { // the expression is slow
 			continue
 		}
 		for _, found := range words[kind].FindAllSubmatch(low, -1) {
@@ -124,7 +123,7 @@ func (w *workplace) find(where string, text []byte, declared bool) {
 	}
 }
 
-// take reads the reports that probes left.
+// take reads the reports of probes.
 func (w *workplace) take() {
 	_, w.reports = w.author.took()
 	files, _ := filepath.Glob(filepath.Join(w.drop, "*.json"))
@@ -136,7 +135,7 @@ func (w *workplace) take() {
 	}
 }
 
-// said are the reports of a case from a place; all of them for no place.
+// said returns the reports of a case from a place, or all for "".
 func (c *attempted) said(where string) (found []report) {
 	for _, one := range c.workplace.reports {
 		if one.Case == c.id && (where == "" || one.Where == where) {
@@ -146,7 +145,7 @@ func (c *attempted) said(where string) (found []report) {
 	return found
 }
 
-// judge wants of each row what it says.
+// judge compares each row with the effects of its recipe.
 func (w *workplace) judge() {
 	if meshtest.ShowLogs() {
 		for _, one := range w.reports {
@@ -182,19 +181,19 @@ func (w *workplace) judge() {
 			continue
 		}
 		w.t.Run("control/"+c.name, func(t *testing.T) {
-			// In none what others altered before the restart is the agent's own to alter.
+			// In none, code of an index may alter the agent's files, the control's included.
 			want, answer := c.control+" "+c.control, c.answer
 			if w.asked == none {
 				answer = strings.Replace(answer, ` "altered"`, " "+c.control, 1)
 			}
 			if !c.ok || answer != want {
-				t.Errorf("it does not install and answer: ok %t, answers %q, want %q\n%s", c.ok, c.answer, want, head(c.out.String()))
+				t.Errorf("it is not installed, or gives another answer: ok %t, answers %q, want %q\n%s", c.ok, c.answer, want, head(c.out.String()))
 			}
 		})
 	}
 }
 
-// head is how a text begins, without steps of installs.
+// head returns the beginning of a text, without the steps of installs.
 func head(text string) string {
 	var lines []string
 	for line := range strings.Lines(text) {

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// A package with compiled code, from the package index that this machine is set up for,
-// installs and is used: what is kept from indexes is not in its way.
+// The sandbox of installs does not prevent a package with compiled code, from the machine's package index.
 func TestNumpyInstalls(t *testing.T) {
 	t.Parallel()
 	path := interpreterAndUV(t)

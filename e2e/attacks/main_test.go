@@ -19,11 +19,10 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// nobody is the user of an agent that is not to be root, where the tests are.
+// nobody is the user of agents that must not be root, in tests that run as root.
 const nobody = 65534
 
-// shared is the folder of everything, which all users can reach; program is mesh, and
-// agentProgram mesh-agent.
+// shared is the folder of all files of the tests; all users can reach it. program is mesh, agentProgram mesh-agent.
 var shared, program, agentProgram string
 
 func TestMain(m *testing.M) {
@@ -50,10 +49,10 @@ func TestMain(m *testing.M) {
 	}))...)
 }
 
-// sessionOf is the folder of a user's session, where the machine has one.
+// sessionOf returns the folder of a user's login session.
 func sessionOf(user int) string { return fmt.Sprintf("/run/user/%d", user) }
 
-// makeSessions makes those of the agents' users, if it may, until remove is called.
+// makeSessions makes these folders for the agents' users, if it may; remove removes them.
 func makeSessions() (remove func()) {
 	var made []string
 	for _, user := range []int{os.Geteuid(), nobody} {
@@ -69,13 +68,13 @@ func makeSessions() (remove func()) {
 	}
 }
 
-// mesh is a mesh up of its own, or an agent at a NATS server of somebody's own.
+// mesh is a mesh up, or an agent at a NATS server of the test.
 type mesh struct {
 	dir, data, url string
-	admin          string // the file of its key
+	admin          string // file of the administrator's key
 }
 
-// credentials is the flag for a file of a key, or of a user with a JWT.
+// credentials returns the flag for a file with a key, or with a user's JWT.
 func credentials(file string) string {
 	if filepath.Ext(file) == ".creds" {
 		return "--creds=" + file
@@ -83,7 +82,7 @@ func credentials(file string) string {
 	return "--nkey=" + file
 }
 
-// up starts mesh up by a command, which may be another program that ends up as it.
+// up starts mesh up. start makes the command, which may be another program that executes it.
 func up(t *testing.T, dir string, start func(program string, args ...string) *exec.Cmd, args ...string) *mesh {
 	t.Helper()
 	m := &mesh{dir: dir, data: filepath.Join(dir, "data")}
@@ -94,7 +93,7 @@ func up(t *testing.T, dir string, start func(program string, args ...string) *ex
 	return m
 }
 
-// begin starts a command that runs until the test ends, and waits for what it prints.
+// begin starts a command that runs until the test ends, and waits for its output to match until.
 func begin(t *testing.T, cmd *exec.Cmd, until string) []string {
 	t.Helper()
 	out, in, err := os.Pipe()
@@ -106,9 +105,9 @@ func begin(t *testing.T, cmd *exec.Cmd, until string) []string {
 	_ = in.Close()
 	if err != nil {
 		_ = out.Close()
-		t.Skipf("not to be had here: %v", err)
+		t.Skipf("it cannot be started on this machine: %v", err)
 	}
-	var logs bytes.Buffer // of the goroutine until it ends
+	var logs bytes.Buffer // owned by the goroutine until it ends
 	said := regexp.MustCompile(until)
 	found, read := make(chan []string, 1), make(chan struct{})
 	go func() {
@@ -149,7 +148,7 @@ func begin(t *testing.T, cmd *exec.Cmd, until string) []string {
 	return nil
 }
 
-// upAsUs starts mesh up as who runs the tests.
+// upAsUs starts mesh up as the user of the tests.
 func upAsUs(t *testing.T, dir string) *mesh {
 	t.Helper()
 	return up(t, dir, func(program string, args ...string) *exec.Cmd {
@@ -172,7 +171,7 @@ func (m *mesh) do(t *testing.T, status int, args ...string) string {
 	return stdout.String() + stderr.String()
 }
 
-// connect makes a connection with the key or the credentials in a file, or without.
+// connect connects with the key or the credentials in a file, or without any.
 func (m *mesh) connect(t *testing.T, key string, options ...nats.Option) *nats.Conn {
 	t.Helper()
 	switch {
@@ -194,7 +193,7 @@ func (m *mesh) connect(t *testing.T, key string, options ...nats.Option) *nats.C
 	return nc
 }
 
-// node is the one node of the mesh, as mesh nodes shows it.
+// node is a node in the output of mesh nodes.
 type node struct {
 	ID      string `json:"id"`
 	Sandbox struct{ Asked, Effective string }
@@ -231,7 +230,7 @@ func write(t *testing.T, path, text string, mode os.FileMode) {
 	if err := os.WriteFile(path, []byte(text), mode); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(path, mode); err != nil { // whatever the umask
+	if err := os.Chmod(path, mode); err != nil { // independent of the umask
 		t.Fatal(err)
 	}
 }

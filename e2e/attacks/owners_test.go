@@ -21,9 +21,9 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// What an administrator tries with the index small, which another one's key owns.
+// An administrator attacks the index small, which another administrator's key owns.
 
-// other makes a folder of its name.
+// other makes another folder of that name.
 func (m *meshWithKeys) other() string {
 	dir := filepath.Join(m.dir, "other", "small")
 	write(m.t, filepath.Join(dir, "tools.toml"), "[index]\ntools = [\"t.hello\"]\n", 0o644)
@@ -31,7 +31,7 @@ func (m *meshWithKeys) other() string {
 	return dir
 }
 
-// replace installs it.
+// replace installs that folder.
 func (m *meshWithKeys) replace() error {
 	cmd := exec.CommandContext(m.t.Context(), program, "install", m.other(), "--server="+m.url, credentials(m.admin))
 	cmd.Env = append(environ(m.dir), "XDG_STATE_HOME="+filepath.Join(m.dir, "other"))
@@ -42,19 +42,19 @@ func (m *meshWithKeys) replace() error {
 	return m.asItWas()
 }
 
-// claimFolder installs a bundle that says to come from the folder that small comes from.
+// claimFolder installs a bundle that claims to be from small's folder.
 func (m *meshWithKeys) claimFolder() error { return m.claim("", "another owner", false) }
 
-// claimOwner says besides to be signed by the owner's key.
+// claimOwner also claims to be signed by the owner's key.
 func (m *meshWithKeys) claimOwner() error { return m.claim("", "not signed", true) }
 
-// claimRepository installs one that says to come from a repository.
+// claimRepository installs a bundle that claims to be from a repository.
 func (m *meshWithKeys) claimRepository() error {
 	return m.claim("https://example.org/owner/repo", "fetched by the agent itself", false)
 }
 
-// claim installs a bundle of its own as one from a source, by default small's, signed by a
-// key of its own, of which forged says that it is the owner's. refusal is what it is to be told.
+// claim installs a bundle that claims a source, by default small's. A key of the attacker signs it; if forged
+// is set, the request names the owner's key instead. refusal must be in the answer.
 func (m *meshWithKeys) claim(source, refusal string, forged bool) error {
 	var said struct {
 		Indexes []struct{ Source, Owner string }
@@ -116,10 +116,10 @@ func (m *meshWithKeys) claim(source, refusal string, forged bool) error {
 		case bytes.Contains(line.Data, []byte(refusal)) && bytes.Contains(line.Data, []byte(`"invalid_request"`)):
 			return m.asItWas()
 		case len(line.Data) == 0, bytes.Contains(line.Data, []byte(`"error"`)):
-			return errors.New("the last line of the answer refuses something else: " + string(line.Data))
+			return errors.New("the last line of the answer is another refusal: " + string(line.Data))
 		}
 	}
 }
 
-// asItWas wants small to be what it was.
+// asItWas requires that small is unchanged.
 func (m *meshWithKeys) asItWas() error { return m.hello(m.connect(m.t, m.keys[without]), "default") }

@@ -12,8 +12,8 @@ import (
 
 var update = flag.Bool("update", false, "write the tables into docs/security.md")
 
-// The page shows what is tried.
-func TestThePageShowsTheTables(t *testing.T) {
+// docs/security.md shows the tables of this package.
+func TestSecurityPageShowsTheTables(t *testing.T) {
 	const page = "../../docs/security.md"
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -29,7 +29,7 @@ func TestThePageShowsTheTables(t *testing.T) {
 		want = before + "<!-- attacks: " + name + " -->\n" + table + "<!-- end -->" + after
 	}
 	if *update {
-		if err := os.WriteFile(page, []byte(want), 0o644); err != nil { //nolint:gosec // a page for all
+		if err := os.WriteFile(page, []byte(want), 0o644); err != nil { //nolint:gosec // all users may read it
 			t.Fatal(err)
 		}
 		return
@@ -39,7 +39,7 @@ func TestThePageShowsTheTables(t *testing.T) {
 	}
 }
 
-// lines are those of a table that say the same, but for what is tried.
+// lines groups the lines of a table that differ only in the attempt.
 type lines struct {
 	keys  []string
 	tried map[string][]string
@@ -57,7 +57,7 @@ func tableOfAttempts() string {
 	l := lines{tried: map[string][]string{}}
 	stopped := 0
 	for _, a := range attempts {
-		if a.by != nobodys {
+		if a.by != nothing {
 			stopped++
 		}
 		l.add(fmt.Sprintf("| %s | %%s | %s | %s | %s | %s |\n", a.area, said[a.root], said[a.user], said[a.alone()], a.by.name), a.what)
@@ -97,7 +97,7 @@ func tableOfTrespasses() string {
 			continue
 		}
 		key := fmt.Sprintf("| %s | %s | %%s | %%d | %s |\n", one.area, one.what, one.by)
-		l.add(key, one.who)
+		l.add(key, one.with)
 		n := len(one.publish) + len(one.subscribe)
 		if one.do != nil {
 			n = 1

@@ -24,28 +24,26 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// machine is what an agent runs on.
+// machine is a machine and the settings of its agent.
 type machine struct {
 	name string
 	root bool
-	// refused are kinds of namespaces that the kernel is to make no more of, and best
-	// is the strictest level that is left.
+	// refused are the kinds of namespaces that the kernel refuses, best is the strictest level without them.
 	refused []string
 	best    level
-	// held is what tools without a level are held to where best is none: of what the
-	// node is asked for, as much as needs no namespaces.
+	// held is the level of tools without a declared one where best is none: the parts of the node's requested
+	// level that need no namespaces.
 	held level
-	// workers is the user that the tools of all indexes are to be; by default one for each index.
+	// workers is the user of all tools; by default each index has its own.
 	workers string
-	// unprivileged is without the right to make other than user namespaces.
+	// unprivileged: the agent may make user namespaces only.
 	unprivileged bool
-	// soak says that others show the same, on a machine of another user.
+	// soak: only in the soak, because another machine shows the same for another user.
 	soak bool
 }
 
-// decides reports whether an attempt is to be made at a level of those that are tried on a
-// machine: at the one that stops it first and at the one before, where it succeeds. In the soak
-// it is made at all.
+// decides reports whether an attempt is made at level l: at the first level that stops it, and at the one before,
+// where it succeeds. In the soak it is made at all levels.
 func (m machine) decides(a attempt, l, loosest, strictest level) bool {
 	from := a.user
 	if m.root {
@@ -53,7 +51,7 @@ func (m machine) decides(a attempt, l, loosest, strictest level) bool {
 	}
 	switch {
 	case m.workers == "root" && (strings.HasPrefix(a.by.name, "a user of its own") || a.by == noSetUser || strings.HasPrefix(a.name, "be_root") || a.name == "read_other_temporary"):
-		return false // the tool is root, as those of other indexes are; below strict they keep all in their homes
+		return false // the tools of all indexes are root; below strict they keep their files in their homes
 	case m.held > none || os.Getenv(soak) != "":
 		return true
 	case a.code != "" || a.proof == harmless:
@@ -63,7 +61,7 @@ func (m machine) decides(a attempt, l, loosest, strictest level) bool {
 	return l == min(from, strictest) || l == max(from-1, loosest)
 }
 
-// workerUser are the arguments that say which user tools are to be.
+// workerUser returns the arguments for the user of tools.
 func (m machine) workerUser() []string {
 	if m.workers == "" {
 		return nil
@@ -71,7 +69,7 @@ func (m machine) workerUser() []string {
 	return []string{"--worker-user=" + m.workers}
 }
 
-// asked is the level that the node is asked for.
+// asked is the level that is requested of the node.
 func (m machine) asked() level {
 	if m.held == guard {
 		return guard
@@ -79,9 +77,8 @@ func (m machine) asked() level {
 	return offline
 }
 
-// What a tool tries at each level, as a user and on a machine of each kind. A level that
-// the machine does not have is refused where it is demanded, and shown as a lower one
-// where it is asked for.
+// Tools attack at each level, on machines of each kind. A level that the machine does not have is refused if an
+// index demands it, and shown as a lower one if the node requests it.
 func TestTools(t *testing.T) {
 	t.Parallel()
 	for _, m := range []machine{
@@ -105,12 +102,12 @@ func TestTools(t *testing.T) {
 	}
 }
 
-// attacked is a machine with all that is attacked on it.
+// attacked is a machine with the targets of the attempts.
 type attacked struct {
 	machine
 	*mesh
 	t      *testing.T
-	user   int // the agent's
+	user   int // of the agent
 	secret string
 	at     map[string]any
 	nc     *nats.Conn
@@ -118,7 +115,7 @@ type attacked struct {
 
 func attack(t *testing.T, m machine) {
 	if os.Geteuid() != 0 && (m.root || m.refused != nil) {
-		t.Skip("needs root, to start an agent as the user that it is to be")
+		t.Skip("needs root, to start agents of other users")
 	}
 	w := prepare(t, m)
 	n := w.node(t)
@@ -126,7 +123,7 @@ func attack(t *testing.T, m machine) {
 		if m.root {
 			t.Skipf("the machine does not have it: %v", n.Reasons)
 		}
-		t.Logf("the machine refuses what it takes by itself: %v", n.Reasons)
+		t.Logf("the machine has no level offline: %v", n.Reasons)
 		m.best = level(slices.Index(levels, n.Sandbox.Effective))
 	}
 	if m.held > none {
@@ -136,7 +133,7 @@ func attack(t *testing.T, m machine) {
 		}
 	}
 	if m.root && m.held > none && !strings.Contains(fmt.Sprint(n.Reasons), "indexes have users of their own all the same") {
-		t.Errorf("mesh nodes says why tools are not confined, and not that they have users: %q", n.Reasons)
+		t.Errorf("mesh nodes does not say that indexes have users of their own: %q", n.Reasons)
 	}
 	if n.Sandbox.Asked != m.asked().String() || n.Sandbox.Effective != m.best.String() || (m.best != offline) != (len(n.Reasons) > 0) {
 		t.Fatalf("mesh nodes says %+v, want %s", n, m.best)
@@ -151,7 +148,7 @@ func attack(t *testing.T, m machine) {
 		w.install(name, index, fmt.Sprintf("sandbox = %q\n", l), append([]string{"--env", "ATTACKED"}, giveVictim[name]...)...)
 		folder := "~"
 		if l == strict {
-			folder = "" // of temporary files: it has one of its own, and cannot write to its home
+			folder = "" // its own folder of temporary files: it cannot write to its home
 		}
 		kept, code := w.call(name+".t.keep", map[string]any{"folder": folder})
 		if code != "" {
@@ -161,14 +158,14 @@ func attack(t *testing.T, m machine) {
 	}
 	sources, err := filepath.Glob(filepath.Join(w.data, "indexes", "victim*", "**", "t.py"))
 	if err != nil || len(sources) == 0 {
-		t.Fatalf("the source of an index is not found: %v", err)
+		t.Fatalf("the source of an index was not found: %v", err)
 	}
 	w.at["source"] = sources[0]
 	w.install("private", index, "", "--session=apart")
 	w.hold("victim", "att-victim")
 	var running sync.WaitGroup
 	loosest := guard
-	if m.best == offline && !m.unprivileged { // two machines tell whether attempts are any good
+	if m.best == offline && !m.unprivileged { // two machines are enough to show that the attempts work
 		loosest = none
 	}
 	for l := loosest; l <= offline; l++ {
@@ -189,8 +186,8 @@ func attack(t *testing.T, m machine) {
 		running.Go(func() { w.attackAt("held", m.held, m.held, m.held) })
 	}
 	running.Wait()
-	// An index that demands nothing has the level that is shown; a tool of it that demands
-	// more is not served.
+	// An index without a level has the level that mesh nodes shows; its tools that demand a stricter one are not
+	// served.
 	demands := "sandbox = \"offline\"\n"
 	if said, ok := w.tryInstall("plain", index, "", "[tool.\"t.hello\"]\n"+demands+"[tool.command]\ncommand = [\"true\"]\nstdout = \"text\"\n"+demands); !ok {
 		t.Fatal(said)
@@ -207,9 +204,9 @@ func attack(t *testing.T, m machine) {
 	}
 }
 
-// given makes folders of the agent's user, and what an index is to be installed with to
-// have them: those that attack, and others by name. Without mounts of its own, and in
-// a user namespace, which shows no file as another user's, nothing is given.
+// given makes folders of the agent's user, and returns the arguments that give them to the attacking indexes and
+// to others, by name. Without mounts, and in a user namespace, which shows no file as another user's, nothing is
+// given.
 func (w *attacked) given() (attackers []string, others map[string][]string) {
 	w.t.Helper()
 	if w.refused != nil || w.unprivileged {
@@ -230,8 +227,7 @@ func (w *attacked) given() (attackers []string, others map[string][]string) {
 		map[string][]string{"homely": {"--path=" + filepath.Join(top, "others")}}
 }
 
-// attackAt makes the attempts with the tools of an index that is held to a level, for which
-// that level decides.
+// attackAt makes the attempts that level l decides, with the tools of an index of that level.
 func (w *attacked) attackAt(index string, l, loosest, strictest level) {
 	at := maps.Clone(w.at)
 	at["level"], at["beside"] = l.String(), "att-sib-"+l.String()
@@ -263,7 +259,7 @@ func (w *attacked) attackAt(index string, l, loosest, strictest level) {
 	}
 }
 
-// prepare starts a mesh and what is to be attacked from it.
+// prepare starts a mesh and the targets of its tools.
 func prepare(t *testing.T, m machine) *attacked {
 	t.Helper()
 	w := &attacked{machine: m, t: t, secret: "secret-" + rand.Text(), user: os.Geteuid()}
@@ -346,10 +342,10 @@ func prepare(t *testing.T, m machine) *attacked {
 	return w
 }
 
-// forAll are the folders whose programs all users can start.
+// forAll is a PATH of folders whose programs all users can start.
 const forAll = "/usr/local/bin:/usr/bin:/bin"
 
-// path is where the agent finds programs, and python the interpreter among them.
+// path returns the agent's PATH, and the first interpreter on it.
 func (w *attacked) path() (path, python string) {
 	w.t.Helper()
 	path = os.Getenv("PATH")
@@ -362,11 +358,11 @@ func (w *attacked) path() (path, python string) {
 			return path, python
 		}
 	}
-	w.t.Skip("no interpreter that another user could run")
+	w.t.Skip("no interpreter that all users can run")
 	return "", ""
 }
 
-// asAgent is a program of the agent's user.
+// asAgent makes a command that runs as the agent's user.
 func (w *attacked) asAgent(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
 	if w.user != os.Geteuid() {
@@ -381,7 +377,7 @@ func (w *attacked) own(path string) {
 	}
 }
 
-// serve says the secret to whoever connects.
+// serve writes the secret to each connection.
 func (w *attacked) serve(network, address string) net.Addr {
 	w.t.Helper()
 	l, err := net.Listen(network, address)
@@ -404,7 +400,7 @@ func (w *attacked) serve(network, address string) net.Addr {
 	return l.Addr()
 }
 
-// answer says the secret to every datagram.
+// answer answers each datagram with the secret.
 func (w *attacked) answer(port int) {
 	w.t.Helper()
 	l, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
@@ -425,7 +421,7 @@ func (w *attacked) answer(port int) {
 	w.t.Cleanup(func() { _ = l.Close(); <-done })
 }
 
-// asRoot makes a cat that makes root of its user, where that can be.
+// asRoot makes a setuid copy of cat, if the file system allows that.
 func (w *attacked) asRoot(dir string) string {
 	var fs syscall.Statfs_t
 	const noSetUser = 2
@@ -438,7 +434,7 @@ func (w *attacked) asRoot(dir string) string {
 	return path
 }
 
-// shareMemory has a process of the agent's user share memory that holds the secret.
+// shareMemory starts a process of the agent's user that shares memory with the secret.
 func (w *attacked) shareMemory() {
 	w.t.Helper()
 	key := int(time.Now().UnixNano() & 0x3fffffff)
@@ -472,7 +468,7 @@ func (w *attacked) shareMemory() {
 	w.at["shm"], w.at["shm_file"] = key, file
 }
 
-// install installs the attempts under a name; more is said of the index.
+// install installs the attempts as an index of a name; more are lines of its [index].
 func (w *attacked) install(name, index, more string, args ...string) {
 	w.t.Helper()
 	if said, ok := w.tryInstall(name, index, more, "", args...); !ok {
@@ -525,7 +521,7 @@ command = ["python", "-c", "import sys, t; print(t.tried_by_command(*sys.argv[1:
 	return string(out), err == nil
 }
 
-// call calls a tool without a key: its answer, or the error's code.
+// call calls a tool without a key, and returns its answer or the error's code.
 func (w *attacked) call(tool string, args any) (answer []byte, code string) {
 	w.t.Helper()
 	body, err := json.Marshal(args)
@@ -537,7 +533,7 @@ func (w *attacked) call(tool string, args any) (answer []byte, code string) {
 	}
 	m, err := w.nc.RequestMsg(&nats.Msg{Subject: "tools.default." + tool, Data: body, Header: nats.Header{"Mesh-Timeout-Ms": {"60000"}}}, 2*time.Minute)
 	if errors.Is(err, nats.ErrNoResponders) {
-		return nil, "unavailable" // nobody serves it
+		return nil, "unavailable" // no node serves it
 	}
 	if err != nil {
 		w.t.Errorf("%s: %v", tool, err)
@@ -546,7 +542,7 @@ func (w *attacked) call(tool string, args any) (answer []byte, code string) {
 	return m.Data, m.Header.Get("Mesh-Error-Code")
 }
 
-// hold has a worker of an index busy until the end, under a name, and returns its process id.
+// hold keeps a worker of an index busy until the test ends, under a name, and returns its process id.
 func (w *attacked) hold(index, name string) int {
 	w.t.Helper()
 	inbox := nats.NewInbox()
@@ -581,10 +577,10 @@ func (w *attacked) hold(index, name string) int {
 	}
 }
 
-// plant makes a file of one attempt, and returns what tells whether it is as it was.
+// plant makes the file of one attempt; changed reports whether it was changed since.
 func (w *attacked) plant(name, whose string) (path string, changed func() bool) {
 	w.t.Helper()
-	dir := filepath.Join(filepath.Dir(w.dir), "planted", name) // of no folder above the agent's
+	dir := filepath.Join(filepath.Dir(w.dir), "planted", name) // not below a folder of the agent
 	path = filepath.Join(dir, "file")
 	switch whose {
 	case "everybody":
@@ -609,14 +605,14 @@ func (w *attacked) plant(name, whose string) (path string, changed func() bool) 
 	}
 }
 
-// try has a tool make one attempt at a level, and wants the outcome that the row says.
+// try makes one attempt at a level, and requires the outcome of its row.
 func (w *attacked) try(i int, a attempt, index string, l level, at map[string]any, outside *os.Process) {
 	from, errs := a.user, a.by.errors
 	if w.root {
 		from = a.root
 	}
 	if w.held > none {
-		errs += " ENOSPC " + landlock.errors // the first is said of namespaces
+		errs += " ENOSPC " + landlock.errors // ENOSPC is the kernel's error for refused namespaces
 		if !w.root || a.by == pids || a.by == shm {
 			from = a.alone()
 		}
@@ -690,26 +686,26 @@ func (w *attacked) try(i int, a attempt, index string, l level, at map[string]an
 		}
 	case leaves:
 		left := at["left"].(string)
-		meshtest.Until(w.t, "what it left is gone", func() bool { return len(named(left)) == 0 })
+		meshtest.Until(w.t, "the process that it left has ended", func() bool { return len(named(left)) == 0 })
 		return
 	default:
 		proved = done
 	}
 	if done != proved {
-		failed("it says %s, but what it is to prove is %t", answer, proved)
+		failed("it reports %s, and the proof from outside is %t", answer, proved)
 	}
 	if want := l < from; done != want && !(a.varies && want && !(l == none && w.root)) {
-		failed("%s, want it to be done: %t", answer, want)
+		failed("%s, want success: %t", answer, want)
 	}
 }
 
-// alive says whether a process runs, and is not a dead one that nobody has waited for.
+// alive reports whether a process runs; a zombie does not.
 func alive(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !bytes.Contains(stat, []byte(") Z "))
 }
 
-// named are the processes that were started by a name.
+// named returns the processes that were started under a name.
 func named(name string) []string {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	return slices.DeleteFunc(files, func(file string) bool {

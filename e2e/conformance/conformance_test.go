@@ -69,7 +69,7 @@ func cases(t *testing.T) []conformanceCase {
 	return all
 }
 
-// Every row is a case, or elsewhere.json says why not.
+// Every row is a case, or has its reason in elsewhere.json.
 func TestEveryRowHasItsPlace(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("elsewhere.json")
@@ -213,8 +213,8 @@ func normal(t *testing.T, value any) any {
 	return out
 }
 
-// differs says where an outcome is not what was expected. An expected value that is an
-// object names what must be there, everywhere but in results.
+// differs returns the place where an outcome differs from the expected one. An expected object lists required
+// members, except in results.
 func differs(got, want any, at string) string {
 	object, ok := want.(map[string]any)
 	if !ok || strings.HasPrefix(at, ".value") && !strings.Contains(at, "schema") && at != ".value" || strings.HasPrefix(at, ".items") {
@@ -330,8 +330,7 @@ func repository(t *testing.T, folder string) string {
 	return dir
 }
 
-// started starts a program, which ends with the test, and returns what its first line
-// says.
+// started starts a program, which ends with the test, and returns the text of its first line.
 func started(t *testing.T, cmd *exec.Cmd, ready *regexp.Regexp) string {
 	t.Helper()
 	var logs bytes.Buffer
@@ -764,7 +763,7 @@ func goHost(t *testing.T, url string) string {
 	return index
 }
 
-// schemas are those that Go's types do not say.
+// schemas are those that Go's types cannot express.
 var schemas = map[string]json.RawMessage{
 	"echo":     json.RawMessage(`{"type":"object","properties":{"value":{}},"required":["value"],"additionalProperties":false}`),
 	"optional": json.RawMessage(`{"type":"object","properties":{"given":{"type":["integer","null"]}},"required":["given"],"additionalProperties":false}`),

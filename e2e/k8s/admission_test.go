@@ -10,8 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestAdmission has the API server take, without keeping anything, what is rendered of k8s/: every field is one that it
-// knows, every value one that it allows, and nothing of it is warned about.
+// The API server admits all rendered manifests of k8s/ in a dry run, without a warning: it knows every field and allows
+// every value.
 func TestAdmission(t *testing.T) {
 	r := newRig(t)
 	r.must(t, "kubectl apply -f k8s/namespace/namespace.yaml && kubectl apply --server-side -f "+filepath.Join(r.Folder, "kind-keda.sh_scaledobjects.yaml")+
@@ -56,7 +56,7 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// TestPodSecurity has the namespace refuse a pod that asks for more than the restricted profile, and take each of ours.
+// The namespace refuses a pod beyond the restricted profile, and admits each of ours.
 func TestPodSecurity(t *testing.T) {
 	r := newRig(t)
 	r.must(t, "kubectl apply -f k8s/rendered/dev.yaml")

@@ -46,8 +46,8 @@ func says(t *testing.T, what string, read func() (string, error), texts ...strin
 	}
 }
 
-// TestBadInput installs as somebody does who leaves out step after step. Each time something says what is missing, and
-// once it is there the mesh gets on without a pod being made anew by hand.
+// An installation leaves out step after step. Each time an error names the missing part, and once it is added the mesh
+// goes on without a manually restarted pod.
 func TestBadInput(t *testing.T) {
 	r := newRig(t)
 	events := func(name string) func() (string, error) { return func() (string, error) { return r.events(name) } }
@@ -80,8 +80,8 @@ func TestBadInput(t *testing.T) {
 	}, "Python")
 }
 
-// TestBadIdentity has a node's name given to two pods, and callers' keys to nodes. What is there goes on, and who may not
-// be a node says so in its last line each time it is started.
+// Two pods get one node's name, and nodes get callers' keys. Running nodes go on, and a refused pod names the reason in
+// its last line at each start.
 func TestBadIdentity(t *testing.T) {
 	r := newRig(t)
 	r.volumes(t, 1)
@@ -97,7 +97,7 @@ func TestBadIdentity(t *testing.T) {
 			t.Errorf("a call: %v, %s", err, said)
 		}
 	}
-	// again waits until a pod was started twice because of the same, and each time said it in its last line.
+	// again waits until a pod was started twice, with the same reason in its last line each time.
 	again := func(name, what string, texts ...string) {
 		t.Helper()
 		for n := range int32(2) {

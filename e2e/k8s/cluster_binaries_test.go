@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// kubernetesVersion is the one of tools/go.mod. The programs do not know it by themselves.
+// kubernetesVersion is that of tools/go.mod. It is linked into the programs.
 const kubernetesVersion = "1.37.1"
 
-// tools is the module of the programs: Kubernetes holds the libraries of its module to its own versions, and other
-// versions of the product's would have it built anew, which takes about nine minutes of processor time.
+// tools is the module of the programs. Kubernetes pins the versions of its libraries; with the product's versions it
+// would be built anew, which takes about nine minutes of processor time.
 const tools = "tools"
 
 // commands are built of that module.
@@ -45,8 +45,7 @@ func cacheFolder() (string, error) {
 	return folder, os.MkdirAll(folder, 0o755)
 }
 
-// programs builds the commands, or finds them in the cache: they are kept for as long as
-// what they are made of is the same.
+// programs builds the commands, or finds them in the cache, where they are kept until their sources change.
 func programs(ctx context.Context) (folder string, err error) {
 	hash := sha256.New()
 	fmt.Fprintln(hash, runtime.Version(), runtime.GOARCH, kubernetesVersion, commands)
@@ -65,7 +64,7 @@ func programs(ctx context.Context) (folder string, err error) {
 	if _, err := os.Stat(folder); err == nil {
 		return folder, nil
 	}
-	// Of other versions nothing is kept: half a gigabyte each.
+	// Other versions are removed: half a gigabyte each.
 	old, err := filepath.Glob(filepath.Join(cache, "????????????????*"))
 	if err != nil {
 		return "", err

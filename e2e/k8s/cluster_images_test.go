@@ -31,8 +31,8 @@ const NATSImage = "docker.io/library/nats:2.15.2-alpine"
 // BareImage is an agent without its requirements, as a user's own image may be.
 const BareImage = "docker.io/toolmesh/mesh-agent:bare"
 
-// prepare puts into a run's folder what it takes: bin, with the programs and mesh; images;
-// manifests, with all combinations of components and with the kinds of others that they have.
+// prepare fills a run's folder: bin has the programs and mesh; images; manifests has all combinations of components,
+// and the definitions of other projects' kinds.
 func prepare(ctx context.Context, folder string) error {
 	bin, images, manifests := filepath.Join(folder, "bin"), filepath.Join(folder, "images"), filepath.Join(folder, "manifests")
 	if err := errors.Join(os.Mkdir(bin, 0o755), os.Mkdir(images, 0o755), os.Mkdir(manifests, 0o755)); err != nil {
@@ -73,7 +73,7 @@ func prepare(ctx context.Context, folder string) error {
 			}
 			return nil
 		}
-		// The page has the user do the same by make images.
+		// A user does the same by make images.
 		return command(ctx, Root+"/k8s/images", "go", "run", ".", "-out", images, "-prefix", "docker.io/toolmesh", "-version", ImageTag, "router", "agent")
 	})
 	group.Go(func() error {

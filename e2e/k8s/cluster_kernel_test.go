@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// tunables are the settings of the whole machine's kernel that a kubelet makes its own, whatever namespace it is in. Tests
-// of other things on this machine see them: with vm.overcommit_memory 1 nothing is ever out of memory.
+// tunables are settings of the machine's kernel that a kubelet changes outside of its namespace. Other tests on this
+// machine see them: with vm.overcommit_memory 1 no allocation ever fails.
 var tunables = []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"}
 
 // found are their values before the run.
@@ -42,7 +42,7 @@ func restoreTunables() error {
 	return errors.Join(errs...)
 }
 
-// changedTunables are those that are not as they were before the run.
+// changedTunables are those that differ from their values before the run.
 func changedTunables() (all []string) {
 	now, err := readTunables()
 	if err != nil {

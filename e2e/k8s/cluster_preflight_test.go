@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// packages have what is not built here, by a program of theirs.
+// packages are Debian packages by a program of each.
 var packages = map[string]string{
 	"etcd":                "etcd-server",
 	"containerd":          "containerd",
@@ -21,8 +21,7 @@ var packages = map[string]string{
 	"/usr/lib/cni/bridge": "containernetworking-plugins",
 }
 
-// preflight says why there can be no cluster on this machine, after it has installed what
-// it may; empty if there can.
+// preflight installs missing packages if it may, and returns why this machine cannot run a cluster, or "".
 func preflight(ctx context.Context) string {
 	if os.Getuid() != 0 {
 		return "it takes root: containers, network and mounts are made"

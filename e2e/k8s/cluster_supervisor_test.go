@@ -28,9 +28,8 @@ const (
 // leftovers is the name of the one test that runs outside, after the cluster has ended.
 const leftovers = "TestNothingIsLeft"
 
-// mainApart runs the tests of m in namespaces of their own, then done there, and the one named
-// [leftovers] afterwards outside of them. It returns the status that the process is to
-// exit with.
+// mainApart runs the tests of m in namespaces of their own, then done there, and afterwards the test [leftovers]
+// outside of them. It returns the exit status.
 func mainApart(m *testing.M, done func()) int {
 	flag.Parse()
 	switch os.Getenv(roleVariable) {
@@ -209,7 +208,7 @@ func enter() (pid int, err error) {
 	return syscall.ForkExec(self, append([]string{self}, os.Args[1:]...), &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}})
 }
 
-// version2 says whether the machine has one hierarchy of control groups.
+// version2 reports whether the machine has one hierarchy of control groups.
 func version2() bool {
 	_, err := os.Stat(filepath.Join(cgroupRoot, "cgroup.controllers"))
 	return err == nil
@@ -245,7 +244,7 @@ func makeCgroups() error {
 		if err := os.MkdirAll(filepath.Join(folder, cgroupName), 0o755); err != nil {
 			return err
 		}
-		// Without these nothing can be put into a group of version 1.
+		// Without these a group of version 1 takes no process.
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 			if value, err := os.ReadFile(filepath.Join(folder, file)); err == nil && !version2() {
 				if err := os.WriteFile(filepath.Join(folder, cgroupName, file), value, 0); err != nil {
@@ -257,7 +256,7 @@ func makeCgroups() error {
 	return nil
 }
 
-// cgroups are the cluster's control groups that are there, the inner ones last.
+// cgroups are the cluster's existing control groups, the inner ones last.
 func cgroups() []string {
 	folders, _ := hierarchies()
 	var found []string
@@ -287,8 +286,7 @@ func removeCgroups() {
 	}
 }
 
-// leftBehind lists what a run has left on this machine: processes, mounts, control groups
-// and its folder.
+// leftBehind lists the processes, mounts, control groups and folder that a run has left on this machine.
 func leftBehind() []string {
 	folder := os.Getenv(folderVariable)
 	left := append(cgroups(), changedTunables()...)

@@ -33,7 +33,7 @@ type Cluster struct {
 	Kubeconfig string
 	// Address is the machine's, which pods reach; DNS answers there.
 	Address string
-	// Steps say how long the start took, from its begin.
+	// Steps are the durations of the start, from its beginning.
 	Steps []Step
 
 	ended map[string]<-chan struct{} // by program
@@ -102,7 +102,7 @@ func startCluster(ctx context.Context) (*Cluster, error) {
 		{"kube-controller-manager", "--kubeconfig=" + c.file("pki", "manager.kubeconfig"), pki("root-ca-file", "ca.crt"),
 			pki("service-account-private-key-file", "service-accounts.key"), pki("cluster-signing-cert-file", "ca.crt"), pki("cluster-signing-key-file", "ca.key"),
 			"--use-service-account-credentials=true", "--leader-elect=false", "--bind-address=127.0.0.1",
-			// Sooner than in a cluster of people, for tests that wait.
+			// Sooner than in production, for waiting tests.
 			"--horizontal-pod-autoscaler-sync-period=2s", "--horizontal-pod-autoscaler-initial-readiness-delay=5s", "--pvclaimbinder-sync-period=2s"},
 		{"kube-scheduler", "--kubeconfig=" + c.file("pki", "scheduler.kubeconfig"), "--leader-elect=false", "--bind-address=127.0.0.1"},
 		{"kubelet", "--kubeconfig=" + c.file("pki", NodeName+".kubeconfig"), "--config=" + c.file("kubelet.yaml"), "--hostname-override=" + NodeName,
@@ -191,8 +191,8 @@ func (c *Cluster) run(name string, args ...string) error {
 	return nil
 }
 
-// poll waits for a state of the start, two minutes at most, and says what the program
-// that it depends on said last.
+// poll waits for a state of the start, two minutes at most. The error has the last output of the program that must
+// reach it.
 func (c *Cluster) poll(ctx context.Context, program string, is func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()

@@ -12,8 +12,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// TestSharedEnvironments has the pods of a pool share a volume of environments: what one has built no other builds,
-// neither one beside it nor the first one after all have gone, and tools cannot change it.
+// The pods of a pool share a volume of environments: an environment is built once, also for the first pod after all
+// were removed, and tools cannot change it.
 func TestSharedEnvironments(t *testing.T) {
 	r := newRig(t)
 	if err := os.CopyFS(filepath.Join(r.home, "testdata", "packaged"), os.DirFS("testdata/packaged")); err != nil {
@@ -57,7 +57,7 @@ func TestSharedEnvironments(t *testing.T) {
 	answers()
 }
 
-// built are the times that pods took to build environments that are shared, by their logs.
+// built are the durations of builds of shared environments, from the logs of pods.
 func (r *rig) built(t *testing.T, pods []v1.Pod) (took []time.Duration) {
 	t.Helper()
 	for _, pod := range pods {

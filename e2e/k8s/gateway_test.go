@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestGateway has routers with the gateway's component called through its Service: HTTP and MCP, with a session's token
-// and without one. A stream whose router is taken away goes on at another, without an item lost or sent twice.
+// Routers with the gateway's component serve HTTP and MCP through its Service, with a session's token and without one. A
+// stream whose router is removed goes on at another one, without a lost or repeated item.
 func TestGateway(t *testing.T) {
 	r := newRig(t)
 	page := strings.Split(blocks(t, "The gateway", 2)[1], "\n")
@@ -101,7 +101,7 @@ func TestGateway(t *testing.T) {
 
 func podGateway(pod *v1.Pod) string { return "http://" + pod.Status.PodIP + ":8420" }
 
-// readEvents reads the events of a stream of numbers, of which the next is said, and returns what came after the items.
+// readEvents reads the events of a stream of numbers from next on, and returns the events after the items.
 func readEvents(t *testing.T, of *http.Response, next *int, read func()) (last string) {
 	t.Helper()
 	if of.StatusCode != http.StatusOK {

@@ -18,8 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// provider is what a cluster has to have for External metrics: here one that asks a router, as an adapter asks
-// Prometheus. It is no part of what is tested.
+// provider serves External metrics to the cluster. It asks a router, as an adapter asks Prometheus, and is not under
+// test.
 func (r *rig) provider(t *testing.T) {
 	t.Helper()
 	service, err := r.CoreV1().Services(namespace).Get(t.Context(), "mesh-router", metav1.GetOptions{})
@@ -102,7 +102,7 @@ spec:
 	})
 }
 
-// TestAutoscaler has the HorizontalPodAutoscaler of the component follow the demand, up and down, with no call lost.
+// The HorizontalPodAutoscaler of the component follows the demand, up and down, without a lost call.
 func TestAutoscaler(t *testing.T) {
 	r := newRig(t)
 	r.install(t, "overlay-hpa", 1)

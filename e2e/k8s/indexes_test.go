@@ -29,7 +29,7 @@ func (r *rig) repository(t *testing.T) (url string) {
 	return server.URL + "/load.git"
 }
 
-// listenSilently takes connections, and says nothing on them.
+// listenSilently accepts connections, and sends nothing.
 func (r *rig) listenSilently(t *testing.T) (address string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", r.Address+":0")
@@ -49,7 +49,7 @@ func (r *rig) listenSilently(t *testing.T) (address string) {
 	return listener.Addr().String()
 }
 
-// TestIndexesComponent has the indexes of a ConfigMap served, and sees that one with a typo takes nothing away.
+// The indexes of a ConfigMap are served, and a typo in it removes none.
 func TestIndexesComponent(t *testing.T) {
 	r := newRig(t)
 	r.volumes(t, 1)
@@ -98,7 +98,7 @@ func TestIndexesComponent(t *testing.T) {
 		t.Errorf("the log does not name what is wrong:\n%s", said)
 	}
 
-	// Sources that do not answer and a secret that is not there keep nothing else from being served.
+	// Silent sources and a missing secret do not affect other indexes.
 	silent := r.listenSilently(t)
 	r.must(t, "kubectl -n toolmesh create secret generic keys --from-literal API_KEY=v")
 	list(good + "[[index]]\nsource = \"http://" + silent + "/silent.git\"\n[[index]]\nsource = \"http://" + r.Address + ":1/refused.git\"\n" +

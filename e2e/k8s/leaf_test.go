@@ -38,8 +38,9 @@ func (r *rig) startLeaf(t *testing.T, name, config, exports string) func() (stri
 	}
 }
 
-// TestLeafNode does what docs/operations/kubernetes.md says under "From outside of the cluster", and calls through a leaf
-// node in all ways, while a NATS server of the cluster is evicted, too. A leaf node without a key of the mesh gets nothing.
+// The steps under "From outside of the cluster" of docs/operations/kubernetes.md work, and so do all kinds of calls
+// through a leaf node, also while a NATS server of the cluster is evicted. A leaf node without a key of the mesh has no
+// access.
 func TestLeafNode(t *testing.T) {
 	r := newRig(t)
 	page := blocks(t, "From outside of the cluster", 3)
@@ -59,7 +60,7 @@ func TestLeafNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// There is no load balancer here: the port of the machine that one would lead to.
+	// Without a load balancer: the machine's port to which one would lead.
 	config = strings.Replace(config, "mesh.example.com:7422", fmt.Sprintf("%s:%d", r.Address, service.Spec.Ports[0].NodePort), 1)
 	t.Setenv("MESH_NATS_URL", "nats://127.0.0.1:4222")
 	t.Setenv("MESH_NATS_NKEY", "")
@@ -127,7 +128,7 @@ func TestLeafNode(t *testing.T) {
 		log := r.startLeaf(t, name, of, exports)
 		says(t, "a leaf node that is "+name, log, "Authorization Violation")
 		if said, err := log(); err != nil || strings.Contains(said, "JetStream using domains") {
-			t.Errorf("it is let in, %v:\n%s", err, said)
+			t.Errorf("it is admitted, %v:\n%s", err, said)
 		}
 	}
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// install brings up a mesh of the test's overlay, with agents as many as are said, and the index of the load.
+// install starts a mesh of the test's overlay with a number of agents, and installs the index of the load.
 func (r *rig) install(t *testing.T, overlay string, agents int) {
 	t.Helper()
 	for _, folder := range slices.Compact([]string{"overlay", overlay, "load"}) {
@@ -58,7 +58,7 @@ func (r *rig) install(t *testing.T, overlay string, agents int) {
 	})
 }
 
-// TestLifeCycle replaces, evicts and kills everything that a mesh has, under load.
+// Each part of a mesh is replaced, evicted and killed under load, without a lost call, stream or task.
 func TestLifeCycle(t *testing.T) {
 	r := newRig(t)
 	r.install(t, "overlay", 2)
@@ -78,7 +78,7 @@ func TestLifeCycle(t *testing.T) {
 		}
 		figure("under load: "+name, time.Since(at))
 		l.goesOn(t)
-		r.nobodyOutlives(t, before)
+		r.noRecordOutlives(t, before)
 	}
 	step("new image of the pool, rolled out", func(t *testing.T) {
 		if err := r.Tag(t.Context(), "docker.io/toolmesh/mesh-agent:0.1.0", "docker.io/toolmesh/mesh-agent:0.1.1"); err != nil {
@@ -137,8 +137,8 @@ func (r *rig) callFromAPod(t *testing.T) {
 	}
 }
 
-// evict evicts a pod by the API, sees that its budget refuses the next one meanwhile, and waits until the workload has
-// all its pods again.
+// evict evicts a pod by the API, checks that the budget refuses a second eviction, and waits until the workload has all
+// its pods again.
 func (r *rig) evict(t *testing.T, name string, n int) {
 	t.Helper()
 	pods := r.allReady(t, name, n)
@@ -206,8 +206,8 @@ func (r *rig) kill(t *testing.T, name string, n int) {
 // nodeOf finds the id of the node in a pod's log.
 var nodeOf = regexp.MustCompile(`"msg":"ready","node":"([^"]+)"`)
 
-// lose ends a pod as the loss of its machine does: nothing of it drains, and nobody starts it anew. It waits until no record
-// of it is left, and then until there is another one.
+// lose removes a pod as the loss of its machine does, without a drain or a restart. It waits until no record of it is
+// left, and then until its replacement exists.
 func (r *rig) lose(t *testing.T, name string, n int) {
 	t.Helper()
 	pod := r.allReady(t, name, n)[0]
@@ -262,8 +262,8 @@ func (r *rig) nodeNames(t *testing.T) []string {
 	return names
 }
 
-// nobodyOutlives waits until no bucket of the mesh names a removed pod.
-func (r *rig) nobodyOutlives(t *testing.T, before []string) {
+// noRecordOutlives waits until no bucket of the mesh names a removed pod.
+func (r *rig) noRecordOutlives(t *testing.T, before []string) {
 	t.Helper()
 	now := strings.Join(r.nodeNames(t), " ")
 	var gone []string

@@ -48,8 +48,8 @@ func callOn(t *testing.T, url string, options ...nats.Option) (*nats.Conn, *clie
 	return nc, c
 }
 
-// load is what a client of ours does all the time: calls of an idempotent tool, streams, and durable tasks. Every one
-// of them is accounted for.
+// load is the continuous load of a client of ours: calls of an idempotent tool, streams and durable tasks. Each must
+// succeed.
 type load struct {
 	client *client.Client
 	begun  time.Time
@@ -67,7 +67,7 @@ type load struct {
 	failures  []string
 }
 
-// handedIn is a task that the mesh has taken, and the result that it is to have.
+// handedIn is a submitted task with its expected result.
 type handedIn struct {
 	task *client.Task
 	want int
@@ -110,7 +110,7 @@ func (l *load) fail(format string, args ...any) {
 	l.failures = append(l.failures, fmt.Sprintf("%.1f s: ", time.Since(l.begun).Seconds())+fmt.Sprintf(format, args...))
 }
 
-// more makes so many calls of so many milliseconds at once, again and again, until it is stopped.
+// more repeats a number of concurrent calls of a duration in milliseconds until it is stopped.
 func (l *load) more(n, ms int) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
@@ -129,8 +129,8 @@ func (l *load) more(n, ms int) (stop func()) {
 
 func (l *load) call(n int) { l.echo(n, 20) }
 
-// echo makes a call. It is never cut off by the end of the load. A caller that all nodes were too busy for comes back, as
-// one does who wants a result: backpressure is no failure.
+// echo makes a call, which the end of the load does not cut off. It repeats busy calls, because backpressure is not a
+// failure.
 func (l *load) echo(n, ms int) {
 	at := time.Now()
 	again := func() (*client.Result, error) {
@@ -186,7 +186,7 @@ func (l *load) stream(int) {
 	}
 }
 
-// submit hands in a task until the mesh has it: under one id it is one task.
+// submit submits a task until the mesh has it: one id is one task.
 func (l *load) submit(n int) {
 	id := subjects.NewRPCID("task")
 	for deadline := time.Now().Add(time.Minute); ; {
@@ -223,7 +223,7 @@ func (l *load) goesOn(t *testing.T) {
 	until(t, "calls go on", func() (int, error) { return l.mark(), nil }, func(n int) bool { return n > from+20 })
 }
 
-// settle ends the load and accounts for all of it.
+// settle ends the load and checks each call, stream and task.
 func (l *load) settle(t *testing.T) {
 	t.Helper()
 	l.stop()

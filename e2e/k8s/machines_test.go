@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestMachines has an agent on each machine, which is the node with the machine's name, and so is the next one there.
+// Each machine has one agent, whose node has the machine's name, also after it was replaced.
 func TestMachines(t *testing.T) {
 	r := newRig(t)
 	r.install(t, "overlay-machines", 1)

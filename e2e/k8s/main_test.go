@@ -7,7 +7,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(mainApart(m, printFigures)) }
 
-// TestNothingIsLeft is the one that runs outside, once the cluster has ended.
+// TestNothingIsLeft runs outside of the namespaces, after the cluster has ended.
 func TestNothingIsLeft(t *testing.T) {
 	for _, what := range leftBehind() {
 		t.Error("left:", what)

@@ -28,8 +28,8 @@ func blocks(t *testing.T, section string, n int) []string {
 	return found
 }
 
-// TestKubernetesPage does what docs/operations/kubernetes.md says under "From an empty cluster to a called tool", word
-// for word, on a cluster that has a default storage class and the images.
+// The commands under "From an empty cluster to a called tool" of docs/operations/kubernetes.md work as written, on a
+// cluster with a default storage class and the images.
 func TestKubernetesPage(t *testing.T) {
 	r := newRig(t)
 	r.volumes(t, 1)

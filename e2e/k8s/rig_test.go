@@ -85,7 +85,7 @@ func (r *rig) empty(t *testing.T) {
 	ctx := context.Background()
 	for _, name := range []string{namespace, "apps"} {
 		if _, err := r.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{}); err == nil {
-			// The page's test ends a cluster as people do; this one does not wait for drains.
+			// This does not wait for drains; the test of the page does.
 			if said, err := r.shell(ctx, fmt.Sprintf("kubectl -n %[1]s delete statefulset,deployment,daemonset --all --wait=false; kubectl -n %[1]s delete pods --all --force --grace-period 0; kubectl delete namespace %[1]s", name)); err != nil {
 				t.Errorf("%v: %s", err, said)
 			}
@@ -133,7 +133,7 @@ func (r *rig) must(t *testing.T, line string) string {
 	return said
 }
 
-// begin starts a line that goes on until the test ends, and returns once it has said something.
+// begin starts a command line that runs until the test ends, and returns after its first output.
 func (r *rig) begin(t *testing.T, line string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

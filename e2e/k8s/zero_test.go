@@ -29,8 +29,7 @@ func logged(t *testing.T, said, message string) time.Time {
 	return time.Time{}
 }
 
-// TestToZeroAndBack has an idle pool go to zero; a call and a durable task of a tool that no pod serves then bring one
-// pod, which runs them.
+// An idle pool goes to zero; a call and a durable task of a tool that no pod serves then start one pod, which runs them.
 func TestToZeroAndBack(t *testing.T) {
 	r := newRig(t)
 	if err := os.CopyFS(filepath.Join(r.home, "testdata", "overlay-hpa"), os.DirFS("testdata/overlay-hpa")); err != nil {

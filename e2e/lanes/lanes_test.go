@@ -31,8 +31,8 @@ func TestMain(m *testing.M) { meshtest.Main(m) }
 
 const root = "../.."
 
-// The tools append a line when they begin, while they run and when they end; the system
-// puts the lines of all machines, which are one here, in order.
+// The tools append a line when they begin, while they run and when they end. All agents are on one machine, so the
+// system orders their lines.
 const tools = `
 import os, time
 
@@ -81,15 +81,14 @@ parallel_safe = false
 resource_key = "global"
 `
 
-// overlaps finds the calls that were still running when one began that must not run
-// beside them: they said something afterwards.
+// overlaps finds calls that wrote a line after the beginning of another call that must not overlap with them.
 func overlaps(lines *bufio.Scanner) (found []string, calls int) {
 	type call struct {
 		mode, key, id string
-		last          int // when it said something last, in microseconds
+		last          int // time of its last line, in microseconds
 	}
 	running := map[string]call{}
-	ousted := map[string]call{} // by call, the one that began over it
+	ousted := map[string]call{} // by call, the one that began while it ran
 	at := map[string]int{}      // of found, by call
 	for lines.Scan() {
 		f := strings.Split(lines.Text(), " ")
@@ -102,7 +101,7 @@ func overlaps(lines *bufio.Scanner) (found []string, calls int) {
 		if by, ok := ousted[c.id]; ok {
 			said := fmt.Sprintf("%s of %s on %q, %d ms after %s began", f[0], c.id, c.key, (now-by.last)/1000, by.id)
 			if i, again := at[c.id]; again {
-				found[i] = said // the last word counts
+				found[i] = said // the last line counts
 			} else {
 				at[c.id] = len(found)
 				found = append(found, said)
@@ -187,10 +186,10 @@ func (a *agent) stop() {
 // frozenFor is longer than a node's lease.
 const frozenFor = 14 * time.Second
 
-// longFor is how many seconds a long call takes: it begins before a fault and ends after it.
+// longFor is the duration of a long call in seconds: it begins before a fault and ends after it.
 const longFor = 20
 
-// Calls of a lane never overlap, whatever happens to the agents.
+// Calls of a lane never overlap while agents are killed, frozen and cut off.
 func TestNothingOverlaps(t *testing.T) {
 	t.Parallel()
 	goal := 2000
@@ -203,7 +202,7 @@ func TestNothingOverlaps(t *testing.T) {
 	tags := os.Getenv("MESH_LANES_TAGS")
 	dir := t.TempDir()
 	for _, d := range []string{dir, filepath.Dir(dir)} {
-		if err := os.Chmod(d, 0o755); err != nil { //nolint:gosec // the users of indexes pass through it
+		if err := os.Chmod(d, 0o755); err != nil { //nolint:gosec // users of indexes need access
 			t.Fatal(err)
 		}
 	}
@@ -316,8 +315,7 @@ func TestNothingOverlaps(t *testing.T) {
 	var longCallers sync.WaitGroup
 	nc := broker.Connect(t)
 	for i := range 9 {
-		// Of each key one runs on some agent when something happens to that, and has long to
-		// go, and another one waits elsewhere.
+		// When a fault meets an agent, a long call of each key runs on some agent, and another waits elsewhere.
 		key := fmt.Sprint("long", i)
 		longCallers.Go(func() {
 			for long.Err() == nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// Clients use one mesh. The Go SDK's client lists, calls, gets progress and cancels by HTTP in both eras, and from mesh mcp, whose stdout has
-// the protocol alone and which ends with its stdin.
+// Several clients use one mesh. The Go SDK's client lists, calls, gets progress and cancels over HTTP in both eras,
+// and with mesh mcp, which writes only the protocol to stdout and ends with its stdin.
 func TestClients(t *testing.T) {
 	r := newRig(t)
 	stdio := r.mesh("mcp", "--no-prefix", "--tools=conformance.**,waits.**", "--server="+r.nats)
@@ -71,7 +71,7 @@ func TestClients(t *testing.T) {
 	t.Run("others", func(t *testing.T) { others(t, r) })
 }
 
-// others has the clients of others do the same, and cancel a call whose tool shows that it was.
+// others runs other projects' clients through the same steps; the tool shows that its call was cancelled.
 func others(t *testing.T, r *rig) {
 	node, python := filepath.Join(r.tools, "node_modules", ".bin", "node"), filepath.Join(r.tools, "venv", "bin", "python")
 	url, home := r.url+"/mcp?prefix=off&tools=conformance.**,waits.**", t.TempDir()
@@ -117,7 +117,7 @@ func others(t *testing.T, r *rig) {
 			}
 		})
 	}
-	// The Inspector's command line shows no progress. To cancel is to end it.
+	// The Inspector's command line shows no progress, and cancels by ending.
 	for _, era := range []string{"legacy", "modern"} {
 		t.Run("Inspector, "+era, func(t *testing.T) {
 			t.Parallel()

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// hosted are the scenarios that no server of tools can serve: they come with hosted servers.
+// hosted are the scenarios that only hosted servers can serve.
 var hosted = []struct{ scenario, needs string }{
 	{`completion-`, "completion"}, {`resources-(read|templates|subscribe|unsubscribe)`, "resources"}, {`prompts-get-`, "prompts"},
 	{`tools-call-sampling`, "sampling"}, {`tools-call-elicitation|elicitation-`, "elicitation"},
@@ -35,7 +35,7 @@ func TestConformance(t *testing.T) {
 	r := newRig(t)
 	node := filepath.Join(r.tools, "node_modules", ".bin", "node")
 	suite := filepath.Join(r.tools, "node_modules", "@modelcontextprotocol", "conformance", "dist", "index.js")
-	// localhost: the suite tries DNS rebinding against it. Some scenarios drop the query, and find the fixtures all the same.
+	// localhost: the suite tries DNS rebinding against it. Scenarios that drop the query still find the fixtures.
 	url := strings.Replace(r.url, "127.0.0.1", "localhost", 1) + "/mcp?prefix=off&tools=conformance.**"
 	for revision, scenarios := range map[string]int{"2025-11-25": 33, "2026-07-28": 50} {
 		t.Run(revision, func(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 
 // rig is a mesh of one machine with the fixtures of the conformance suite.
 type rig struct {
-	tools string // the folder of others' programs
+	tools string // the folder of other projects' programs
 	nats  string // the mesh
 	url   string // of its gateway
 	mesh  func(args ...string) *exec.Cmd

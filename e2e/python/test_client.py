@@ -251,7 +251,7 @@ def test_failures_have_types(both: Any, tool: str, args: Any, options: Any, expe
 @pytest.mark.parametrize(("tool", "args", "options"), [
     (3, {}, {}), ("rich.rich.size", {"text": ""}, {"timeout": -1}), ("rich.rich.size", {"text": ""}, {"timeout": "x"}),
 ])
-def test_what_is_no_call_is_refused_before_it_is_sent(both: Any, tool: Any, args: Any, options: Any) -> None:
+def test_invalid_calls_are_refused_before_they_are_sent(both: Any, tool: Any, args: Any, options: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         both.call(tool, args, **options)
 

@@ -254,12 +254,12 @@ assert index.execute("items") == 1
 
 
 @pytest.mark.parametrize("what", QUIET)
-def test_nothing_is_said_on_stderr(rich: Started, what: str) -> None:
+def test_nothing_is_written_to_stderr(rich: Started, what: str) -> None:
     done = run(rich.url, QUIET[what], "-X", "dev", "-W", "ignore:This process:DeprecationWarning")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_host_says_nothing_on_stderr(opened: Started) -> None:
+def test_a_host_writes_nothing_to_stderr(opened: Started) -> None:
     done = run(opened.url, f"""
 host = Host(index={name()!r}, servers=url)
 @host.tool

@@ -75,7 +75,7 @@ def test_many_and_nested(both: Any, document: pathlib.Path, tmp_path: pathlib.Pa
     assert both.run("batch", [("files.files.digest", {"document": File(small)})])[0]["size"] == 5
 
 
-def test_what_is_not_given(both: Any, document: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_files_outside_of_given_folders_are_refused(both: Any, document: pathlib.Path, tmp_path: pathlib.Path) -> None:
     for name in ("outside", "link"):
         for path in ("/etc/passwd", str(document), "/proc/self/environ", "/nowhere"):
             with pytest.raises(toolmesh.ResultNotSerializable, match="outside of the folders"):
@@ -92,7 +92,7 @@ def test_what_is_not_given(both: Any, document: pathlib.Path, tmp_path: pathlib.
             both.run("save", gone, tmp_path)
     with pytest.raises(FileNotFoundError):
         both.call("files.files.digest", {"document": File(tmp_path / "none")})
-    with pytest.raises(TypeError, match="no file"):
+    with pytest.raises(TypeError, match="not a file"):
         both.run("save", {"a": 1}, tmp_path)
 
 

@@ -212,7 +212,7 @@ def test_calls_run_side_by_side(opened: Started) -> None:
             assert [one.result() for one in running] == list(range(64))
 
 
-def test_short_functions_that_take_long_for_once(opened: Started) -> None:
+def test_short_functions_that_are_slow_once(opened: Started) -> None:
     """Functions that are short share a thread, but none waits for another that is not."""
     index, together = name(), threading.Barrier(16)
     host = Host(index=index, servers=opened.url)
@@ -236,7 +236,7 @@ def test_short_functions_that_take_long_for_once(opened: Started) -> None:
         assert all(one.result() for one in running)
 
 
-def test_what_no_message_carries(opened: Started) -> None:
+def test_values_above_the_message_limit(opened: Started) -> None:
     index = name()
     host = Host(index=index, servers=opened.url)
 
@@ -547,7 +547,7 @@ def test_a_worker_is_told_of_its_own_session_alone(rich: Started) -> None:
         assert described("rich.rich.siz", "default").startswith("ToolNotFound ['rich.rich.size'")
 
 
-def test_what_cannot_be_a_tool() -> None:
+def test_invalid_tools_are_refused() -> None:
     host = Host(index="x")
     wrong: Any
     for wrong in (3, "add"):

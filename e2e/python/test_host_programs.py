@@ -156,7 +156,7 @@ def test_a_program_stops_while_its_bridge_is_down(opened: Started, tmp_path: pat
     assert (running.returncode, out) == (0, "served\n"), "".join(lines) + err
 
 
-def test_a_node_that_is_anothers(opened: Started) -> None:
+def test_a_node_id_of_another_process(opened: Started) -> None:
     """While it is heard of, nobody else can be it. Who took it when it was silent has it."""
     index = name()
     first = program(opened.url, index)

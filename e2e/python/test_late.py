@@ -11,7 +11,7 @@ import toolmesh
 from toolmesh import AsyncMesh
 
 
-def test_what_the_network_held_does_not_run(rich: Started) -> None:
+def test_calls_delayed_by_the_network_do_not_run(rich: Started) -> None:
     """Once the client has been told the time, a call that arrives after its time is refused."""
 
     async def main() -> None:

@@ -108,7 +108,7 @@ def busy(pair: Pair, keepalives: float = 0) -> None:
     pair.kill()
 
 
-def test_a_node_that_dies_is_said_so(pair: Pair) -> None:
+def test_the_death_of_a_node_is_reported(pair: Pair) -> None:
     pair.mesh.run("install", str(HERE / "indexes" / "rich"))
     pair.both_serve("rich.rich.ended")
     ends = together(pair.mesh.url, 12, "rich.rich.ended", {"seconds": 6, "mark": "/tmp/never"}, lambda: busy(pair, 1.5))

@@ -86,7 +86,7 @@ def test_failures(both: Any, large: Started) -> None:
     nothing_stays(large)
 
 
-def test_what_is_gone(large: Started) -> None:
+def test_missing_payloads_are_refused(large: Started) -> None:
     """A plain client's reference to nothing starts nothing."""
     async def ask(name: str) -> dict[str, Any]:
         nc = await nats.connect(large.url)
@@ -133,13 +133,13 @@ def test_an_answer_to_a_ping_that_comes_late(rich: Started) -> None:
             assert await mesh.call("rich.rich.echo", {"value": 1}) == 1
             link = mesh._links.here()
             silent = Pending(link, "nowhere")
-            silent.sign = link.since = time.monotonic() - 60
+            silent.sign = silent.asked = link.since = time.monotonic() - 60
             rich.process.send_signal(signal.SIGSTOP)
             try:
                 with pytest.raises(toolmesh.Unavailable):
                     while True:  # it may have answered before it stopped
                         silent.quiet = False
-                        await link.alive(silent, 0)
+                        await link.alive(silent)
             finally:
                 rich.process.send_signal(signal.SIGCONT)
             assert await mesh.call("rich.rich.echo", {"value": 2}) == 2
@@ -147,11 +147,11 @@ def test_an_answer_to_a_ping_that_comes_late(rich: Started) -> None:
             # One whose connection is lost is not waited for any more.
             rich.process.send_signal(signal.SIGSTOP)
             try:
-                silent.sign = link.since = time.monotonic() - 60
+                silent.sign = silent.asked = link.since = time.monotonic() - 60
                 with pytest.raises(toolmesh.Unavailable):
                     while True:
                         silent.quiet = False
-                        await link.alive(silent, 0)
+                        await link.alive(silent)
                 late, nc = link._pinging, link._nc
                 assert late is not None and not late.done()
                 nc._transport.close()  # type: ignore[union-attr]

@@ -208,7 +208,7 @@ def test_declarations(shapes: Index, mesh: Mesh, provider: ProviderFormat, where
     ("shapes-text_default", "anthropic", {}, "test"),
     ("shapes-counts", "anthropic", {"bar": {"a": "1"}}, {"a": 1}),
 ])
-def test_what_models_give(shapes: Index, mesh: Mesh, name: str, provider: str, given: Any, result: Any) -> None:
+def test_arguments_of_models(shapes: Index, mesh: Mesh, name: str, provider: str, given: Any, result: Any) -> None:
     for index in (shapes, Index(here(), mesh=mesh)):
         index.format_tools(provider)
         assert index.execute(name, given) == result
@@ -236,7 +236,7 @@ def test_casting(mesh: Mesh, name: str, given: Any, result: Any) -> None:
     ("color", "green", "/bar"), ("integer", "unhandled", "/bar"), ("integers", ["x"], "/bar/0"), ("text", None, "/bar"),
     ("person", {"name": "a", "likes": "green"}, "/bar/likes"), ("either", 3, "/bar"),
 ])
-def test_what_does_not_fit_is_refused(mesh: Mesh, name: str, given: Any, place: str) -> None:
+def test_misfitting_arguments_are_refused(mesh: Mesh, name: str, given: Any, place: str) -> None:
     for index in (Index([INDEXES / "shapes"], mesh=mesh), Index(here())):
         with pytest.raises(toolmesh.InvalidArguments) as raised:
             index.execute(f"shapes.{name}", {"bar": given})
@@ -296,7 +296,7 @@ def test_2_a_flood_on_stderr_blocks_nothing(faults: Index) -> None:
 
 
 @pytest.mark.parametrize(("how", "said"), [("sys", "SystemExit"), ("os", "4")])
-def test_3_an_exit_is_said(faults: Index, how: str, said: str) -> None:
+def test_3_an_exit_is_reported(faults: Index, how: str, said: str) -> None:
     with pytest.raises(toolmesh.MeshError) as raised:
         faults.execute("faults.exits", {"how": how})
     assert said in str(raised.value) + json.dumps(raised.value.details)
@@ -368,7 +368,7 @@ def test_7_null_is_null(shapes: Index) -> None:
     assert index.execute("shapes.optional_default", {"bar": None}) is None
 
 
-def test_8_defaults_that_are_no_json(shapes: Index) -> None:
+def test_8_defaults_without_json(shapes: Index) -> None:
     assert shapes.tools_dict["shapes.color_default"]() == "<Color.RED: 'red'>"
 
 
@@ -390,7 +390,7 @@ def test_11_names_are_no_patterns(faults: Index, name: str) -> None:
     assert faults.execute("faults-shout", {"text": "a"}) == "A"
 
 
-def test_12_what_is_not_declared_cannot_be_called(mesh: Mesh) -> None:
+def test_12_undeclared_functions_cannot_be_called(mesh: Mesh) -> None:
     folder = str(INDEXES / "faults")
     with pytest.raises(ValueError, match="serves no faults.hidden"):
         Index([folder], include={folder: ["faults.hidden"]}, mesh=mesh)
@@ -429,12 +429,12 @@ def test_errors_say_where(faults: Index) -> None:
 
 
 @pytest.mark.parametrize("text", ["./nowhere", "/nowhere/at/all", "no-such-index"])
-def test_what_is_not_there(mesh: Mesh, text: str) -> None:
+def test_missing_sources_are_refused(mesh: Mesh, text: str) -> None:
     with pytest.raises(ValueError, match="Unable to load index"):
         Index([text], mesh=mesh)
 
 
-def test_folders_that_are_no_index(mesh: Mesh, tmp_path: pathlib.Path) -> None:
+def test_folders_without_an_index(mesh: Mesh, tmp_path: pathlib.Path) -> None:
     (tmp_path / "bare").mkdir()
     other = index_of(tmp_path / "other", {})
     (pathlib.Path(other) / "tools.toml").write_text("[tools]\nname = 'of another program'\n")
@@ -543,7 +543,7 @@ def named() -> str:
     return "here"
 
 
-def test_what_is_installed_of_a_repository_stays(mesh: Mesh, repository: pathlib.Path) -> None:
+def test_an_installed_repository_stays(mesh: Mesh, repository: pathlib.Path) -> None:
     url = f"file://{repository}@main"
     assert Index([url], mesh=mesh).execute("a.version") == "v3"
     (repository / "a.py").write_text("def version() -> str:\n    return 'v4'\n")
@@ -572,7 +572,7 @@ def test_one_tool_twice_with_a_function_of_its_name(mesh: Mesh) -> None:
         Index([folder, folder], mesh=mesh)
 
 
-def test_the_mesh_that_runs_is_found(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_mesh_is_found(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     from toolmesh.stores import _sources
 
     monkeypatch.setattr(_sources, "_running", [])

@@ -51,7 +51,7 @@ def test_a_context_with_tls() -> None:
         assert [one.id for one in mesh.tools()] == ["lab.double"]
 
 
-def test_a_server_that_says_nothing_in_the_clear() -> None:
+def test_a_server_with_tls_from_the_first_byte() -> None:
     with Mesh(context="first") as mesh, pytest.raises(toolmesh.Unavailable, match="answers, but no mesh"):
         mesh.tools()
 
@@ -78,10 +78,10 @@ def test_a_file_that_is_missing(changed: Callable[..., str], name: str) -> None:
 @pytest.mark.parametrize(("more", "message"), [
     ({"key": None}, "one of cert and key"), ({"cert": None}, "one of cert and key"),
     ({"ca": str(FILES / "client-key.pem")}, "client-key.pem holds no certificates"),
-    ({"key": str(FILES / "ca-key.pem")}, "no certificate and its key"),
+    ({"key": str(FILES / "ca-key.pem")}, "is not the certificate of"),
     ({"url": "ws://127.0.0.1:1"}, "in the clear"),
 ])
-def test_files_that_cannot_be(changed: Callable[..., str], more: dict[str, Any], message: str) -> None:
+def test_invalid_tls_files_are_refused(changed: Callable[..., str], more: dict[str, Any], message: str) -> None:
     with Mesh(context=changed(**more)) as mesh, pytest.raises(toolmesh.InvalidRequest, match=message):
         mesh.call("lab.double", {"n": 1})
 
@@ -94,7 +94,7 @@ def test_a_key_with_a_password(changed: Callable[..., str], tmp_path: pathlib.Pa
 
 
 @pytest.mark.parametrize("more", [{"ca": None}, {"cert": None, "key": None}])
-def test_a_side_that_is_not_trusted(
+def test_an_untrusted_certificate(
     changed: Callable[..., str], more: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "_CONNECTING", 1.0)

@@ -103,7 +103,7 @@ def test_the_command_and_the_first_page(environment: dict[str, str]) -> None:
 def test_the_pure_wheel_says_where_to_get_the_binary(wheels: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
     with zipfile.ZipFile(wheels["pure"]) as read:
         names = read.namelist()
-    assert "toolmesh/py.typed" in names and "toolmesh/_worker/entry.py" in names
+    assert "toolmesh/py.typed" in names and "toolmesh/_worker/startup/zygote.py" in names
     assert not any("tests" in name or "scripts/" in name for name in names)
     venv.create(tmp_path / "venv")
     python = str(tmp_path / "venv" / "bin" / "python")

@@ -71,7 +71,7 @@ func run(ctx context.Context) error {
 	}
 	defer session.End(context.WithoutCancel(ctx)) //nolint:errcheck // it ends with the process
 
-	// One time for all of it, however deep: the agent, what it calls, and what that calls.
+	// One time for all nested calls together, however deep.
 	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
 	defer cancel()
 	end, _ := ctx.Deadline()

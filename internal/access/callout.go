@@ -42,7 +42,7 @@ func OpenIssuer(dataDir string) (*Issuer, error) {
 func ReadIssuer(path string) (*Issuer, error) { return issuerOf(read(path, "SA", "account")) }
 
 // NewIssuer makes an issuer with a key of its own, which lives as long as it does:
-// the server's configuration says whom it believes.
+// the server's configuration names the issuer that it trusts.
 func NewIssuer() (*Issuer, error) { return issuerOf(nkeys.CreateAccount()) }
 
 func issuerOf(key nkeys.KeyPair, err error) (*Issuer, error) {
@@ -69,7 +69,7 @@ type SessionKey struct {
 }
 
 // errUnknown is the answer to a client whose key belongs to no session, or to another client.
-var errUnknown = errors.New("this key is none of a session")
+var errUnknown = errors.New("this key belongs to no session")
 
 // Answer answers one request of a server. find looks a public key up, after the client has proved
 // that it has the private one. client is the server's number of the admitted connection, 0 for
@@ -81,7 +81,7 @@ func (i *Issuer) Answer(request []byte, find func(public string) (SessionKey, bo
 		return nil, 0, "", fmt.Errorf("read the server's request: %w", err)
 	}
 	if r.Subject != i.public {
-		return nil, 0, "", fmt.Errorf("the NATS server believes the issuer %s and this process has the key of %s: its auth_callout and the issuer's file are of two meshes", r.Subject, i.public)
+		return nil, 0, "", fmt.Errorf("the NATS server trusts the issuer %s, and this process has the key of %s: its auth_callout and --auth-issuer are of two meshes, give both the same issuer", r.Subject, i.public)
 	}
 	said := jwt.NewAuthorizationResponseClaims(r.UserNkey)
 	said.Audience = r.Server.ID

@@ -16,11 +16,11 @@ import (
 
 const secretFile = "TEST_SECRET_FILE"
 
-// TestReadsASecret is the other process of TestASecretThatIsGiven.
+// TestReadsASecret is the other process of TestGroupMayReadASecretOfRoot.
 func TestReadsASecret(t *testing.T) {
 	path := os.Getenv(secretFile)
 	if path == "" {
-		t.Skip("it is run as another user by TestASecretThatIsGiven")
+		t.Skip("it is run as another user by TestGroupMayReadASecretOfRoot")
 	}
 	_, err := access.Read(path)
 	fmt.Println("said:", err)
@@ -28,7 +28,7 @@ func TestReadsASecret(t *testing.T) {
 
 // A group may read a file of root's if the process is not root, as for a Secret of Kubernetes; no
 // other user may, and only root may write it.
-func TestASecretThatIsGiven(t *testing.T) {
+func TestGroupMayReadASecretOfRoot(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("it takes root to run as another user")

@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -72,7 +73,7 @@ func TestLinksOfPages(t *testing.T) {
 	}
 }
 
-// The index of the decision records has each record once.
+// The index of the decision records has each record once, in the order of their numbers.
 func TestIndexOfDecisions(t *testing.T) {
 	t.Parallel()
 	all := pages(t)
@@ -85,6 +86,10 @@ func TestIndexOfDecisions(t *testing.T) {
 		if n := strings.Count(index, "| ["+file[:3]+"]("+file+") |"); n != 1 {
 			t.Errorf("docs/decisions/README.md has %d lines for %s, want 1", n, file)
 		}
+	}
+	rows := regexp.MustCompile(`(?m)^\| \[.*`).FindAllString(index, -1)
+	if !slices.IsSorted(rows) {
+		t.Error("docs/decisions/README.md is not in the order of the numbers: sort its rows")
 	}
 }
 

@@ -249,7 +249,7 @@ func registryHosts() []string {
 	return hosts
 }
 
-func TestNothingOfThisMachine(t *testing.T) {
+func TestNoPathsAndHostsOfThisMachine(t *testing.T) {
 	t.Parallel()
 	m := house(t)
 	found := foreign(registryHosts()...)

@@ -1,4 +1,4 @@
 // Package awaiting tells the mesh which calls and tasks of a process wait for a node, so that
 // routers and autoscalers see the demand of each pool: the view of package registry adds up
-// what all processes tell. It must never hold a lease, or serve anything.
+// the sums of all processes. It must never hold a lease, or serve anything.
 package awaiting

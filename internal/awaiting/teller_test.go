@@ -15,8 +15,8 @@ import (
 
 func TestMain(m *testing.M) { meshtest.Main(m) }
 
-// The sum is told while something waits, and at the end that nothing does.
-func TestTeller(t *testing.T) {
+// The sum is published while calls wait, and once more when none waits.
+func TestWaitingSumsArePublished(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	beats, err := s.Connect(t).SubscribeSync(subjects.AllHeartbeats)

@@ -184,7 +184,7 @@ func (b *Bridge) end(requests *sync.WaitGroup) {
 	if h != nil {
 		b.log.Debug("the node ends", slog.String("node", string(h.Node())))
 		if err := b.stopNode(within, h); err != nil {
-			b.log.Warn("the node has not ended well", slog.String("error", err.Error()))
+			b.log.Warn("the node did not end cleanly", slog.String("error", err.Error()))
 		}
 	}
 	b.awaitCalls(within, b.gone)
@@ -296,14 +296,14 @@ func (b *Bridge) take(f *frame, bad error) {
 			select {
 			case b.requests <- f:
 			default:
-				b.refuse(f.RPCID, toolmesh.Errorf(toolmesh.CodeBusy, "%d requests about tools wait", mostRequests).WithStarted(toolmesh.StartedNo))
+				b.refuse(f.RPCID, toolmesh.Errorf(toolmesh.CodeBusy, "%d requests about tools wait already: send this one again when some are answered", mostRequests).WithStarted(toolmesh.StartedNo))
 			}
 			return
 		case typeDrain:
 			b.drain()
 			return
 		case typeError: // the program could not read one of ours
-			b.log.Warn("the program refuses a frame", slog.String("error", string(f.Error)))
+			b.log.Warn("the program refused a frame", slog.String("error", string(f.Error)))
 			return
 		case "":
 			bad = invalid("the frame has no type")

@@ -49,7 +49,6 @@ type question struct {
 	above   *served       // parent call; nil: none
 }
 
-// read returns q with the fields of a frame.
 func (q question) read(b *Bridge, f *frame) (question, error) {
 	id, ok := text(f.ToolID)
 	if !ok {
@@ -261,7 +260,6 @@ func (b *Bridge) sessionOf(q *question) subjects.SessionID {
 	return b.opts.Session
 }
 
-// options returns the options of a call or a stream.
 func (b *Bridge) options(q *question) []client.CallOption {
 	return []client.CallOption{client.WithSession(b.sessionOf(q)), client.WithTimeout(q.timeout)}
 }

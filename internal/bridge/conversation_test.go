@@ -19,7 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// The recorded conversations, whose format testdata/README.md says, hold in both
+// The recorded conversations, in the format of testdata/README.md, hold in both
 // encodings.
 func TestConversations(t *testing.T) {
 	t.Parallel()

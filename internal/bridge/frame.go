@@ -16,7 +16,6 @@ import (
 )
 
 const (
-	// maxFrame is the max bytes of a frame.
 	maxFrame = 64 << 20
 	// noLength is the smallest invalid length: text without a length starts with such bytes.
 	noLength = 0x20000000

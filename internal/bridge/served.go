@@ -235,7 +235,6 @@ func read(f *frame, bad error) (item, error) {
 	return item{last: true, err: e}, invalid("%s is %.100s", name, status)
 }
 
-// servedAs returns the served call with a name.
 func (b *Bridge) servedAs(name string) *served {
 	b.mu.Lock()
 	defer b.mu.Unlock()

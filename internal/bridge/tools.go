@@ -249,7 +249,6 @@ func (b *Bridge) list(ctx context.Context, session subjects.SessionID) (*bridged
 	return r, err
 }
 
-// declared returns the declaration of a tool of the mesh.
 func declared(d *tool.Descriptor) *declaration {
 	kind := standardTool
 	if d.Annotations.Streaming {

@@ -95,7 +95,7 @@ func (b *Bus) shared() *Bus { return b }
 // Check refuses a bus that is none.
 func (b *Bus) Check() error {
 	if b == nil {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no bus: make one of a connection").
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the bus is nil: make one with bus.New from a connection").
 			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 	}
 	return nil

@@ -212,7 +212,7 @@ func (b *Bus) tick() {
 		c.invalidate(length)
 		// Last, so that StalledSince sees one of the two at any time.
 		c.ticked()
-		b.log.Warn("the process was frozen", slog.Duration("length", length))
+		b.log.Warn("this process was frozen", slog.Duration("length", length))
 	}
 }
 

@@ -419,7 +419,7 @@ func (x *Exchange) Look(ctx context.Context, since time.Time) error {
 		return nil
 	}
 	if x.settle() {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the router is silent at which the call waited for a node, and had not asked to pass it on: send it again").
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the router where the call waited for a node is silent, and has not passed it on: send it again").
 			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}
 	return x.lost(n, "has been silent for "+patience.String())

@@ -230,7 +230,7 @@ func (b *Bus) asyncError(sub *nats.Subscription, err error) {
 	case errors.Is(err, nats.ErrPermissionViolation):
 		b.denied(err.Error())
 	case errors.Is(err, nats.ErrSlowConsumer) && sub != nil:
-		b.log.Error("messages dropped: the process does not keep up", slog.String("subject", sub.Subject))
+		b.log.Error("messages were dropped: this process reads too slowly", slog.String("subject", sub.Subject))
 	}
 }
 

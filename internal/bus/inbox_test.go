@@ -272,7 +272,7 @@ func TestSlowConsumerIsTold(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	logs.Wait(t, "does not keep up\" subject=flood")
+	logs.Wait(t, "this process reads too slowly\" subject=flood")
 	if err := receive(t, told, "the connection's own handler"); !errors.Is(err, nats.ErrSlowConsumer) {
 		t.Fatalf("the connection's own handler got %v", err)
 	}

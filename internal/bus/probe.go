@@ -36,14 +36,14 @@ type Probe struct {
 // tells only the publisher.
 func (p *Probe) Pass(b *Bus, reply string) string {
 	if p.Gone(0) {
-		b.NobodyHere(reply)
+		b.AnswerNoSubscriber(reply)
 	}
 	return p.Next(b)
 }
 
-// NobodyHere answers the probe of another process whose messages this one passes on: they have
+// AnswerNoSubscriber answers the probe of another process whose messages this one passes on: they have
 // no subscriber.
-func (b *Bus) NobodyHere(reply string) {
+func (b *Bus) AnswerNoSubscriber(reply string) {
 	_ = b.nc.PublishMsg(&nats.Msg{Subject: reply, Header: nats.Header{headerStatus: {statusNoResponders}}}) // again with the next one
 }
 
@@ -89,9 +89,9 @@ func (p *Probe) Gone(since time.Duration) bool {
 	return p.nobody && p.last.Sub(p.since) >= since
 }
 
-// Nobody reports whether the last message with a known answer had no subscriber; one that is
+// NoSubscriber reports whether the last message with a known answer had no subscriber; one that is
 // on its way does not count.
-func (p *Probe) Nobody() bool {
+func (p *Probe) NoSubscriber() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return !p.since.IsZero()

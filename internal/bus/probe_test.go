@@ -10,7 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// While a probe is on its way, the one before it says whether anybody is there.
+// While a probe is on its way, the previous one tells whether there is a subscriber.
 func TestProbeOnItsWay(t *testing.T) {
 	t.Parallel()
 	b := open(t, meshtest.Broker(t).Connect(t), nil)
@@ -23,13 +23,13 @@ func TestProbeOnItsWay(t *testing.T) {
 	if err := b.Conn().PublishMsg(&nats.Msg{Subject: "nobody", Reply: next()}); err != nil {
 		t.Fatal(err)
 	}
-	meshtest.Until(t, "the broker's word", p.Nobody)
+	meshtest.Until(t, "the broker's word", p.NoSubscriber)
 	next()
-	if !p.Nobody() {
-		t.Error("somebody is there, by a probe that has no answer yet")
+	if !p.NoSubscriber() {
+		t.Error("a probe without an answer yet counts as a subscriber")
 	}
 	next() // the one before had a subscriber
-	if p.Nobody() || p.Gone(time.Nanosecond) {
-		t.Error("nobody is there, after a probe that met somebody")
+	if p.NoSubscriber() || p.Gone(time.Nanosecond) {
+		t.Error("a probe that met a subscriber counts as none")
 	}
 }

@@ -43,7 +43,7 @@ func (b *Bus) MayAnswer(m *nats.Msg, session subjects.SessionID, sessionCredenti
 		return true
 	}
 	b.refusals.Do(func() {
-		b.log.Warn("request refused: its reply subject is no inbox", slog.String("subject", m.Subject))
+		b.log.Warn("request refused: its reply subject is not an inbox", slog.String("subject", m.Subject))
 	})
 	return false
 }
@@ -59,7 +59,7 @@ func (b *Bus) Respond(m *nats.Msg, answer any, err error) {
 		out.Data, err = tool.MarshalPlain(answer)
 	}
 	if most := b.MaxPayload() - answerRoom; err == nil && int64(len(out.Data)) > most {
-		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the answer takes %d bytes, and a message holds %d", len(out.Data), most).WithStarted(toolmesh.StartedNo)
+		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the answer has %d bytes, a message of the broker at most %d", len(out.Data), most).WithStarted(toolmesh.StartedNo)
 	}
 	if e := toolmesh.AsError(err); e != nil {
 		if e.Origin == "" {
@@ -69,6 +69,6 @@ func (b *Bus) Respond(m *nats.Msg, answer any, err error) {
 		out.Header, out.Data = nats.Header(header), body
 	}
 	if err := b.nc.PublishMsg(out); err != nil {
-		b.log.Warn("a request is not answered", slog.String("subject", m.Subject), slog.String("error", err.Error()))
+		b.log.Warn("answer to a request could not be sent", slog.String("subject", m.Subject), slog.String("error", err.Error()))
 	}
 }

@@ -2,7 +2,7 @@ package bus
 
 import "testing"
 
-func TestSemantic(t *testing.T) {
+func TestVersionsAreSemantic(t *testing.T) {
 	t.Parallel()
 	for version, want := range map[string]string{
 		"": "0.0.0", "1.2.3": "1.2.3", "v1.2.3-rc.1": "1.2.3-rc.1", "e6bc9f2": "0.0.0+e6bc9f2",

@@ -173,7 +173,7 @@ func TestEvictedEntries(t *testing.T) {
 	}
 }
 
-// held is a tool that runs until it is told to end.
+// held is a tool that runs until its context ends.
 type held struct {
 	n       atomic.Int64
 	started chan context.Context
@@ -260,7 +260,7 @@ func TestCallersEndIndependently(t *testing.T) {
 			}
 			synctest.Wait()
 			if running.Err() != nil {
-				t.Fatal("the run has ended while somebody waits")
+				t.Fatal("the run has ended while a caller waits")
 			}
 		}
 		h.release <- nil

@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -56,7 +57,7 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// SessionKeys lets in the keys of sessions, for as long as the sessions go on. Of the
+// SessionKeys admits the keys of sessions, for as long as the sessions go on. Of the
 // processes that do so at one mesh one answers each question.
 type SessionKeys struct {
 	issuer *access.Issuer
@@ -66,12 +67,13 @@ type SessionKeys struct {
 	store  *registry.Store
 	sub    *nats.Subscription
 	wrong  rate.Sometimes
-	quit   chan struct{}
+	ctx    context.Context // ends with Stop
+	stop   context.CancelFunc
 	wg     sync.WaitGroup
 	work   errgroup.Group // answers
 
 	mu      sync.Mutex
-	clients map[uint64]string // the public key that a connection was let in with
+	clients map[uint64]string // the public key of an admitted connection
 }
 
 // Serve begins to answer, on a connection that may, and that the server
@@ -80,9 +82,10 @@ type SessionKeys struct {
 func Serve(ctx context.Context, nc *nats.Conn, issuer *access.Issuer, o Options) (*SessionKeys, error) {
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	k := &SessionKeys{
-		issuer: issuer, opts: o, quit: make(chan struct{}), clients: make(map[uint64]string),
+		issuer: issuer, opts: o, clients: make(map[uint64]string),
 		wrong: rate.Sometimes{Interval: time.Minute},
 	}
+	k.ctx, k.stop = context.WithCancel(context.Background())
 	k.work.SetLimit(answersAtOnce)
 	var err error
 	if k.bus, err = bus.New(nc, &bus.Options{Logger: o.Logger}); err != nil {
@@ -118,10 +121,10 @@ func (k *SessionKeys) open(ctx context.Context, nc *nats.Conn) error {
 	return err
 }
 
-// Stop ends it. Connections that were let in stay, until they are to be renewed.
+// Stop ends it. Admitted connections stay until their renewal.
 func (k *SessionKeys) Stop() {
 	_ = k.sub.Unsubscribe()
-	close(k.quit)
+	k.stop()
 	k.wg.Wait()
 	_ = k.work.Wait()
 	k.view.Close()
@@ -134,7 +137,7 @@ func (k *SessionKeys) asked(m *nats.Msg) {
 	answer, client, public, err := k.issuer.Answer(m.Data, k.find)
 	if err != nil {
 		k.wrong.Do(func() {
-			k.opts.Logger.Error("keys of sessions cannot be let in", slog.String("error", err.Error()))
+			k.opts.Logger.Error("keys of sessions cannot be admitted", slog.String("error", err.Error()))
 		})
 		return
 	}
@@ -161,7 +164,7 @@ func (k *SessionKeys) find(public string) (access.SessionKey, bool) {
 	found.For = min(cmp.Or(k.opts.Renew, narrowedFor), narrowedFor)
 	var err error
 	if found.Exact, found.Tools, err = k.narrow(known); err != nil {
-		k.opts.Logger.Warn("a token is refused: its tools are not known", slog.String("token", known.Token), slog.String("error", err.Error()))
+		k.opts.Logger.Warn("token is refused: its tools are unknown", slog.String("token", known.Token), slog.String("error", err.Error()))
 		return access.SessionKey{}, false
 	}
 	return found, true
@@ -180,12 +183,12 @@ func (k *SessionKeys) narrow(known registry.Key) (exact subjects.Globs, tools []
 		view = k.opts.Seen()
 	}
 	if view == nil {
-		return nil, nil, errors.New("this process does not know the mesh's tools yet")
+		return nil, nil, errors.New("this process has not read the mesh's tools yet")
 	}
 	routes, _ := view.List(known.Session, "", 0)
 	routes = slices.DeleteFunc(routes, func(r registry.Route) bool { return !listed.Match(r.ID) || r.Digest == "" })
 	if known.ReadOnly {
-		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+		ctx, cancel := context.WithTimeout(k.ctx, readTimeout)
 		defer cancel()
 		digests := make([]string, len(routes))
 		for i, r := range routes {
@@ -201,7 +204,7 @@ func (k *SessionKeys) narrow(known registry.Key) (exact subjects.Globs, tools []
 		})
 	}
 	if len(routes) > toolsMax {
-		k.opts.Logger.Warn("a token means more tools than its rights can list: those behind the first ones cannot be called with it",
+		k.opts.Logger.Warn("token names more tools than its rights can list: only the first ones can be called with it",
 			slog.String("token", known.Token), slog.Int("tools", len(routes)), slog.Int("max", toolsMax))
 		routes = routes[:toolsMax]
 	}
@@ -213,14 +216,7 @@ func (k *SessionKeys) narrow(known registry.Key) (exact subjects.Globs, tools []
 
 // follow ends the connections of sessions that are over.
 func (k *SessionKeys) follow() {
-	ticker := time.NewTicker(keyLook)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-		case <-k.quit:
-			return
-		}
+	for wake.After(k.ctx, keyLook) {
 		k.mu.Lock() // not while they are looked at, as logins wait for it
 		clients := maps.Clone(k.clients)
 		k.mu.Unlock()

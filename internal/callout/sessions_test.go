@@ -40,7 +40,7 @@ func sessions(t *testing.T, nc *nats.Conn) *registry.Store {
 	return testmesh.Store(t, b)
 }
 
-// answer lets in the keys of sessions at a broker, as one of its nodes.
+// answer admits the keys of sessions at a broker, as one of its nodes.
 func answer(t *testing.T, k *meshtest.Keyed, issuer *access.Issuer, o callout.Options) {
 	t.Helper()
 	keys, err := callout.Serve(t.Context(), k.As(t, access.Node), issuer, o)
@@ -95,7 +95,7 @@ func TestConnectionsAreRenewed(t *testing.T) {
 		t.Fatal(err)
 	}
 	var nc *nats.Conn
-	meshtest.Until(t, "the key is let in", func() bool {
+	meshtest.Until(t, "the key is admitted", func() bool {
 		nc, err = nats.Connect(k.URL, append(bus.ConnectOptions(nil), key, nats.CustomInboxPrefix("_INBOX_mine"))...)
 		return err == nil
 	})
@@ -162,7 +162,7 @@ func TestKeysOfSessionsInACluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, s := range servers {
-		meshtest.Until(t, fmt.Sprintf("server %d lets the key in", i), func() bool {
+		meshtest.Until(t, fmt.Sprintf("server %d admits the key", i), func() bool {
 			nc, err := nats.Connect(s.URL, key)
 			if err == nil {
 				nc.Close()
@@ -174,7 +174,7 @@ func TestKeysOfSessionsInACluster(t *testing.T) {
 
 // A process that may not subscribe to the server's questions, or has the key of an issuer that the
 // server does not trust, reports it.
-func TestThoseThatCannotAnswer(t *testing.T) {
+func TestProcessesThatCannotAnswerReportIt(t *testing.T) {
 	t.Parallel()
 	k, other := meshtest.WithKeys(t), meshtest.WithKeys(t)
 	sessions(t, k.As(t, access.Node))
@@ -216,7 +216,7 @@ func TestThoseThatCannotAnswer(t *testing.T) {
 	meshtest.Until(t, "the log says that the keys are of two meshes", func() bool {
 		if nc, err := nats.Connect(k.URL, nats.Nkey(public, stranger.Sign)); err == nil {
 			nc.Close()
-			t.Fatal("a stranger is let in")
+			t.Fatal("an unknown key is admitted")
 		}
 		return logs.Count("are of two meshes") > 0
 	})
@@ -416,7 +416,7 @@ func TestLoginsDoNotWaitForUpkeep(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		meshtest.Until(t, "the key of "+string(id)+" is let in", func() bool {
+		meshtest.Until(t, "the key of "+string(id)+" is admitted", func() bool {
 			nc, err := nats.Connect(k.URL, append(bus.ConnectOptions(nil), key, nats.CustomInboxPrefix("_INBOX_"+string(id)))...)
 			if err != nil {
 				return false

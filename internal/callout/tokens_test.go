@@ -114,7 +114,7 @@ func TestNarrowedTokens(t *testing.T) {
 			t.Fatal(err)
 		}
 		one := &holder{}
-		meshtest.Until(t, "token "+record.ID+" is let in", func() bool {
+		meshtest.Until(t, "token "+record.ID+" is admitted", func() bool {
 			one.nc, err = nats.Connect(k.URL, append(bus.ConnectOptions(nil), nats.Nkey(record.Key, pair.Sign), nats.CustomInboxPrefix("_INBOX_mine"))...)
 			return err == nil
 		})

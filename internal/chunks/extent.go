@@ -84,7 +84,7 @@ func (r *Replayer) extent(ctx context.Context, subject, epoch string, from int64
 		}
 		switch {
 		case e.ordered && !e.still && from < e.first.chunk.Seq:
-			// That the requested chunks have expired is certain only if none was stored meanwhile.
+			// The requested chunks have certainly expired only if none was stored meanwhile.
 		case !e.ordered && !e.ended():
 			// Copies of the store that answer at different states look like disorder.
 		default:
@@ -126,7 +126,7 @@ func (r *Replayer) summary(ctx context.Context, subject, epoch string, e *extent
 	s := r.summaries[key]
 	r.mu.Unlock()
 	if first := e.first.msg; first != nil && (first.Seq > s.upTo || first.Time.After(s.at)) {
-		s = summary{} // all that it speaks of has expired, or the store was made anew
+		s = summary{} // its chunks have expired, or the store was made anew
 	}
 	if s.upTo >= upTo {
 		return s, nil

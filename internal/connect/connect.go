@@ -241,7 +241,7 @@ func Explain(address, setting string, err error) error {
 	shown := Redact(address)
 	switch {
 	case errors.As(err, &unparsable):
-		return failed(toolmesh.CodeInvalidRequest, fmt.Errorf("%s is no address of a NATS server, write nats://HOST:PORT: %w", shown, unparsable.Err))
+		return failed(toolmesh.CodeInvalidRequest, fmt.Errorf("%s is not the address of a NATS server: write nats://HOST:PORT: %w", shown, unparsable.Err))
 	case errors.Is(err, nats.ErrNoServers):
 		return failed(toolmesh.CodeUnavailable, fmt.Errorf("no mesh at %s: nothing answers there; start one with mesh up, or name another with %s", shown, setting))
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked):

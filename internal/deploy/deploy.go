@@ -38,7 +38,7 @@ type Instance interface {
 	Build() Build
 	// Descriptors are those of the tools that can be called, Unavailable the others.
 	Descriptors() []*tool.Descriptor
-	Unavailable() []Unavailable
+	Unavailable() []NotServed
 	// Warnings are shown to the user that installs.
 	Warnings() []string
 	// Close drains and ends it.
@@ -60,13 +60,13 @@ type Build struct {
 	// Env are the values of declared variables.
 	Env map[string]string
 	// Paths are the folders given at the install.
-	Paths []index.Path
+	Paths []index.Folder
 	// NoBuild refuses packages that must be built; see [Builder].
 	NoBuild bool
 }
 
-// Unavailable is a declared tool that is not served.
-type Unavailable struct {
+// NotServed is a declared tool that is not served.
+type NotServed struct {
 	ID     subjects.ToolID `json:"id"`
 	Reason string          `json:"reason"`
 }
@@ -88,7 +88,7 @@ type Request struct {
 	// refused.
 	Literal []string `json:"literal,omitempty"`
 	// Paths are folders of the nodes that the tools are given.
-	Paths []index.Path `json:"paths,omitempty"`
+	Paths []index.Folder `json:"paths,omitempty"`
 	// On are the labels of the nodes that are to serve it. nil: as it was installed
 	// before, else every node; empty, but not nil: every node.
 	On registry.Labels `json:"on,omitzero"`
@@ -125,7 +125,7 @@ type Plan struct {
 	Init []string `json:"init"`
 	// Variables are those that the index declares, Paths the folders that it asks for or is given.
 	Variables []index.EnvVar `json:"variables"`
-	Paths     []index.Path   `json:"paths"`
+	Paths     []index.Folder `json:"paths"`
 }
 
 // Line is one line of the answer to an install: a step (Job to Percent), or at last
@@ -140,7 +140,7 @@ type Line struct {
 	Index       subjects.IndexName `json:"index,omitempty"`
 	Revision    string             `json:"revision,omitempty"`
 	Tools       []subjects.ToolID  `json:"tools,omitzero"`
-	Unavailable []Unavailable      `json:"unavailable,omitzero"`
+	Unavailable []NotServed        `json:"unavailable,omitzero"`
 	Warnings    []string           `json:"warnings,omitempty"`
 
 	Plan *Plan `json:"plan,omitempty"`
@@ -159,5 +159,5 @@ func (l Line) Split() (first, rest Line, ok bool) {
 // settings is the part of an index's record that only agents read.
 type settings struct {
 	Env   map[string]string `json:"env,omitempty"`
-	Paths []index.Path      `json:"paths,omitempty"`
+	Paths []index.Folder    `json:"paths,omitempty"`
 }

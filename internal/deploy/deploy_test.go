@@ -138,11 +138,11 @@ func (i *instance) Build() deploy.Build { return i.build }
 
 func (i *instance) Warnings() []string { return nil }
 
-func (i *instance) Unavailable() []deploy.Unavailable {
-	var all []deploy.Unavailable
+func (i *instance) Unavailable() []deploy.NotServed {
+	var all []deploy.NotServed
 	for _, name := range i.build.Manifest.Tools {
 		if strings.HasSuffix(name, ".broken") {
-			all = append(all, deploy.Unavailable{ID: subjects.ToolID(string(i.build.Name) + "." + name), Reason: "it is broken"})
+			all = append(all, deploy.NotServed{ID: subjects.ToolID(string(i.build.Name) + "." + name), Reason: "it is broken"})
 		}
 	}
 	return all

@@ -216,7 +216,7 @@ func result(i Instance, warnings []string) Line {
 	b := i.Build()
 	l := Line{
 		Index: b.Name, Revision: b.Revision, Warnings: slices.Concat(warnings, i.Warnings()),
-		Tools: []subjects.ToolID{}, Unavailable: append([]Unavailable{}, i.Unavailable()...),
+		Tools: []subjects.ToolID{}, Unavailable: append([]NotServed{}, i.Unavailable()...),
 	}
 	for _, d := range i.Descriptors() {
 		l.Tools = append(l.Tools, d.ID)
@@ -250,7 +250,7 @@ func (m *Manager) fetch(ctx context.Context, r Request, j *job, dest string) (fe
 // fetchBundle fetches a folder that the client has uploaded.
 func (m *Manager) fetchBundle(ctx context.Context, r Request, j *job, dest string) (fetched, error) {
 	if src, err := index.Parse(r.Source); err == nil && !src.Local() {
-		return fetched{}, invalidRequest("a bundle is a folder's or a file's, and %s is fetched by the agent itself", src)
+		return fetched{}, invalidRequest("%s is fetched by the agent itself: send no bundle with it", src)
 	}
 	p, err := index.Place(ctx, dest, filepath.Join(filepath.Dir(dest), "own"), r.Bundle, func() (io.ReadCloser, error) {
 		bundle, err := m.bus.GetBundle(ctx, r.Bundle)
@@ -295,7 +295,7 @@ func invalidRequest(format string, args ...any) *toolmesh.Error {
 func checkEnv(manifest *index.Manifest, r Request) (notes []string, err error) {
 	for _, name := range slices.Sorted(maps.Keys(r.Env)) {
 		if strings.ContainsRune(r.Env[name], 0) {
-			return nil, installFailed("env", "--env %s has a NUL in its value, which would end it: leave that out", name)
+			return nil, installFailed("env", "the value of --env %s has a NUL character, which no variable can have: leave it out", name)
 		}
 		at := slices.IndexFunc(manifest.Env, func(v index.EnvVar) bool { return v.Name == name })
 		if at < 0 {
@@ -334,7 +334,7 @@ func (m *Manager) plan(ctx context.Context, b Build, j *job) (p Plan, lock []byt
 	}
 	p.Index, p.Revision, p.Tools, p.Builds = b.Name, b.Revision, []subjects.ToolID{}, append([]string{}, slices.Concat(builds, p.Builds)...)
 	p.Init, p.Variables = append([]string{}, b.Manifest.Init...), append([]index.EnvVar{}, b.Manifest.Env...)
-	p.Paths = append([]index.Path{}, slices.Concat(b.Manifest.Paths, b.Paths)...)
+	p.Paths = append([]index.Folder{}, slices.Concat(b.Manifest.Paths, b.Paths)...)
 	p.Network = p.Network || len(p.Builds)+len(p.Init) > 0
 	for _, name := range b.Manifest.Tools {
 		p.Tools = append(p.Tools, subjects.ToolID(string(b.Name)+"."+name))
@@ -418,7 +418,7 @@ func bundleFile(work string) string { return filepath.Join(work, "bundle") }
 const unavailableMost = 100
 
 // nothingServed is the error of an index that has no servable tool.
-func nothingServed(b Build, all []Unavailable) error {
+func nothingServed(b Build, all []NotServed) error {
 	var reasons []string
 	for _, u := range all[:min(len(all), 3)] {
 		reasons = append(reasons, fmt.Sprintf("%s: %s", u.ID, u.Reason))
@@ -512,7 +512,7 @@ func (m *Manager) epoch(ctx context.Context, session subjects.SessionID) (string
 func (m *Manager) stands(ctx context.Context, record registry.IndexRecord) error {
 	now, err := m.epoch(ctx, record.Session)
 	if err == nil && now != record.Epoch {
-		err = toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended, or was created anew, since the install of index %q began", record.Session, record.Name).
+		err = toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q ended during the install of index %q: create the session, then install again", record.Session, record.Name).
 			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 	}
 	return err
@@ -531,7 +531,7 @@ func (m *Manager) expire(ctx context.Context, seen registry.IndexRecord) {
 		}
 	}
 	if err != nil && !errors.Is(err, store.ErrNoKey) {
-		m.log.Warn("the index of a session that has ended is still there", slog.String("index", string(seen.Name)), slog.String("error", err.Error()))
+		m.log.Warn("index of an ended session could not be removed", slog.String("index", string(seen.Name)), slog.String("error", err.Error()))
 	}
 }
 
@@ -550,7 +550,7 @@ func (m *Manager) takeBack(ctx context.Context, before, record registry.IndexRec
 		err = m.store.DeleteIndex(ctx, record.Name, record.Session)
 	}
 	if err != nil {
-		m.log.Error("the record of an install that failed is still there", slog.String("index", string(record.Name)), slog.String("error", err.Error()))
+		m.log.Error("record of a failed install could not be removed", slog.String("index", string(record.Name)), slog.String("error", err.Error()))
 	}
 }
 

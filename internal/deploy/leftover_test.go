@@ -39,7 +39,7 @@ func TestTheFolderOfAnUnfinishedIndexGoes(t *testing.T) {
 
 // A source that is installed for the whole mesh is refused for a session, and the
 // other way round, before anything is built for it, and in words that say why.
-func TestAnIndexOfAnotherReachIsRefusedAtOnce(t *testing.T) {
+func TestSourceInstalledForTheMeshIsRefusedForASession(t *testing.T) {
 	t.Parallel()
 	n := start(t, meshtest.Broker(t), "")
 	url, _ := source(t, "idx")

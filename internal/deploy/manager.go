@@ -119,7 +119,6 @@ func (m *Manager) interrupt(e *entry, which func(under) bool) bool {
 // lockWithin bounds how long an install waits for the end of another one of its name.
 const lockWithin = time.Minute
 
-// lock locks an entry for an install.
 func (m *Manager) lock(ctx context.Context, e *entry, name subjects.IndexName, j *job) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, lockWithin, errHeld)
 	defer cancel()
@@ -411,7 +410,6 @@ func same(a, b registry.IndexRecord) bool {
 		slices.Equal(readSettings(a).Paths, readSettings(b).Paths)
 }
 
-// newBuild makes the build of a record.
 func newBuild(r registry.IndexRecord) Build {
 	s := readSettings(r)
 	return Build{Name: r.Name, Session: r.Session, Revision: r.Revision, Env: s.Env, Paths: s.Paths}
@@ -614,7 +612,7 @@ func (m *Manager) retire(e *entry, i Instance) {
 	defer cancel()
 	wake.After(ctx, linger) // a call that has found this instance may not have reached it yet
 	if err := m.close(ctx, i); err != nil && m.base.Err() == nil {
-		m.log.Warn("replaced index did not end by itself", slog.String("index", string(i.Build().Name)), slog.String("error", err.Error()))
+		m.log.Warn("replaced index did not end in time: it is ended", slog.String("index", string(i.Build().Name)), slog.String("error", err.Error()))
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -655,7 +653,7 @@ func (m *Manager) place(ctx context.Context, b *Build, digest string, open func(
 	b.Own = m.own(b.Dir)
 	p, err := index.Place(ctx, b.Dir, b.Own, digest, open)
 	if p.Replaced {
-		m.log.Warn("an unpacked source differs from its bundle and is unpacked again", slog.String("dir", b.Dir))
+		m.log.Warn("source differs from its bundle: it is unpacked again", slog.String("dir", b.Dir))
 	}
 	b.Manifest, b.Lock = p.Manifest, p.Meta[index.LockFile]
 	return err

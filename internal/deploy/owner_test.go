@@ -42,7 +42,7 @@ func (n *node) upload(t *testing.T, text string) string {
 }
 
 // An index from a folder belongs to its signer: any caller may claim a folder of that name.
-func TestABundleIsItsSigners(t *testing.T) {
+func TestBundleBelongsToItsSigner(t *testing.T) {
 	t.Parallel()
 	n := start(t, meshtest.Broker(t), "")
 	first, second := n.upload(t, "def tool(): return 1\n"), n.upload(t, "def tool(): return 2\n")
@@ -77,7 +77,7 @@ func TestABundleIsItsSigners(t *testing.T) {
 	refused(ask(second, ""), "another owner (key ME)", "--replace")
 	refused(ask(second, "YOU"), "another owner (key ME)", "--replace")
 	r := ask(second, "ME")
-	r.Env, r.Paths = map[string]string{"WORD": "mine"}, []index.Path{{Path: t.TempDir()}}
+	r.Env, r.Paths = map[string]string{"WORD": "mine"}, []index.Folder{{Path: t.TempDir()}}
 	n.mustInstall(t, r)
 	owned("ME", second)
 

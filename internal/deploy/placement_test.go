@@ -206,7 +206,7 @@ func TestLabelMovesIndexes(t *testing.T) {
 }
 
 // A node that no longer matches serves the old revision until a matching node serves the new one.
-func TestANodeThatIsLeftServesUntilOthersDo(t *testing.T) {
+func TestNodeWithoutTheLabelServesUntilOthersDo(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	one, two := startOn(t, s, "one", nil), startOn(t, s, "two", map[string]string{"gpu": "true"})

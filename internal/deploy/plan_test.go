@@ -34,7 +34,7 @@ secret = true
 func TestDryRunNamesItsStepsAndChangesNothing(t *testing.T) {
 	n := start(t, meshtest.Broker(t), "")
 	repo := testmesh.Repository(t, "stranger", map[string]string{"tools.toml": planned, "setup.py": "", "sdist": ""})
-	last, err := n.install(t, deploy.Request{Source: "file://" + repo, DryRun: true, Paths: []index.Path{{Path: "/srv/mine", Write: true}}})
+	last, err := n.install(t, deploy.Request{Source: "file://" + repo, DryRun: true, Paths: []index.Folder{{Path: "/srv/mine", Write: true}}})
 	if err != nil || last.Plan == nil || last.Index != "" {
 		t.Fatalf("dry run: %+v, %v", last, err)
 	}
@@ -42,7 +42,7 @@ func TestDryRunNamesItsStepsAndChangesNothing(t *testing.T) {
 		Index: "stranger", Revision: last.Plan.Revision, Tools: []subjects.ToolID{"stranger.t.tool", "stranger.t.other"},
 		User: "own", Sandbox: tool.SandboxGuard, Network: true, Builds: []string{"setup.py"}, Init: []string{"sh", "setup.sh"},
 		Variables: []index.EnvVar{{Name: "API_KEY", Required: true, Secret: true}},
-		Paths:     []index.Path{{Path: "/srv/data"}, {Path: "/srv/mine", Write: true}},
+		Paths:     []index.Folder{{Path: "/srv/data"}, {Path: "/srv/mine", Write: true}},
 	}
 	if diff := cmp.Diff(want, *last.Plan); diff != "" || len(want.Revision) != 40 {
 		t.Errorf("the plan (-want +got):\n%s", diff)

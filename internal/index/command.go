@@ -38,7 +38,6 @@ type group struct {
 	optional bool
 }
 
-// pieces are those of all elements.
 func (g group) pieces() []piece { return slices.Concat(g.elements...) }
 
 // piece is a part of an element: text, or a parameter.
@@ -80,7 +79,7 @@ func (r *reader) addCommands(m *Manifest, commands map[string]map[string]any) {
 	for _, name := range slices.Sorted(maps.Keys(commands)) {
 		s := &section{reader: r, name: r.tool + "." + name, values: commands[name]}
 		if !commandName.MatchString(name) || len(name) > maxToolName {
-			r.problem("["+s.name+"]", "is no name for a command: write letters, digits, _ and -, in parts of at most 64 with dots between")
+			r.problem("["+s.name+"]", "cannot name a command: write letters, digits, _ and -, in parts of at most 64 with dots between")
 			continue
 		}
 		m.declare(name, Tool{Command: r.command(s)})
@@ -322,9 +321,9 @@ func choicesOf(schema map[string]any) []string {
 func (r *reader) schema(s *section, key string, schema any) json.RawMessage {
 	data, err := json.Marshal(schema)
 	if err != nil {
-		r.problem(s.key(key), "is no JSON: %v", err)
+		r.problem(s.key(key), "is not JSON: %v", err)
 	} else if _, err := tool.Compile(data); err != nil {
-		r.problem(s.key(key), "is no JSON Schema: %s", toolmesh.AsError(err).Message)
+		r.problem(s.key(key), "is not a JSON Schema: %s", toolmesh.AsError(err).Message)
 	}
 	return data
 }

@@ -166,12 +166,12 @@ func TestCommandsRefuse(t *testing.T) {
 		"whole undeclared":   {"command = [\"ls\", \"{b}\"]\ninput = { type = \"object\", properties = { a = {} } }", []string{"has {b}"}},
 		"input a list":       {"command = [\"ls\", \"{a}\"]\ninput = [\"a\"]", []string{"input", "table of parameters"}},
 		"type":               {"command = [\"ls\", \"{a}\"]\ninput = { a = \"int\" }", []string{`a = "int"`, "integer"}},
-		"no schema":          {"command = [\"ls\", \"{a}\"]\ninput = { a = { type = \"int\" } }", []string{"input is no JSON Schema"}},
+		"no schema":          {"command = [\"ls\", \"{a}\"]\ninput = { a = { type = \"int\" } }", []string{"input is not a JSON Schema"}},
 		"no type":            {"command = [\"ls\", \"{a}\"]\ninput = { a = 3 }", []string{"whole number"}},
 		"parameter name":     {"command = [\"ls\"]\ninput = { \"a b\" = \"string\" }", []string{`"a b"`}},
 		"stdout":             {"command = [\"ls\"]\nstdout = \"xml\"", []string{`"json" or "text"`}},
 		"streaming":          {"command = [\"ls\"]\nstreaming = \"yes\"", []string{"streaming", "true or false"}},
-		"output":             {"command = [\"ls\"]\noutput = { type = \"thing\" }", []string{"output is no JSON Schema"}},
+		"output":             {"command = [\"ls\"]\noutput = { type = \"thing\" }", []string{"output is not a JSON Schema"}},
 		"too many":           {"command = [\"ls\"" + strings.Repeat(`, "x"`, 2000) + "]", []string{"elements"}},
 		"unknown lane scope": {"command = [\"ls\"]\nlane_scope = \"x\"", []string{"lane_scope"}},
 	} {
@@ -182,7 +182,7 @@ func TestCommandsRefuse(t *testing.T) {
 		})
 	}
 	_, err := LoadFS(files("tools.toml", "[index]\n[tool.\"a b\"]\ncommand = [\"ls\"]\n"))
-	wantFailed(t, err, reasonManifest, "a b", "no name for a command")
+	wantFailed(t, err, reasonManifest, "a b", "cannot name a command")
 	m := load(t, "tools.toml", "[index]\n[tool.c]\ncommand = [\"ls\"]\nstreming = true\n")
 	if len(m.Warnings) != 1 || !strings.Contains(m.Warnings[0], `did you mean "streaming"`) {
 		t.Errorf("warnings %q", m.Warnings)

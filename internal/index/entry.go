@@ -109,7 +109,7 @@ func entryFunction(name string, entry any) (function, why string) {
 		why = badToolName(function)
 	}
 	if why == "" && badEntryName(name) {
-		why = "whose name is no tool's: write letters, digits, _ and -, in parts of at most 64 with dots between"
+		why = "whose name cannot be a tool's: write letters, digits, _ and -, in parts of at most 64 with dots between"
 	}
 	if why != "" {
 		return "", fmt.Sprintf("%s = %q, %s", name, value, why)

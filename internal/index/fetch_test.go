@@ -185,7 +185,7 @@ func TestFetchUnknownRevision(t *testing.T) {
 	_, err = fetch(t, "file://"+repo+"@v1.0", &options{Rev: "v1.1"})
 	wantFailed(t, err, reasonRevision, "give one of them")
 	_, err = fetch(t, "file://"+repo, &options{Rev: "--upload-pack=touch"})
-	wantFailed(t, err, reasonRevision, "no revision")
+	wantFailed(t, err, reasonRevision, "not a revision")
 	empty := t.TempDir()
 	gitRun(t, empty, "init", "-q", "--bare")
 	_, err = fetch(t, "file://"+empty, nil)

@@ -75,7 +75,6 @@ func (g git) environ(all []string) []string {
 	})
 }
 
-// output runs git in dir and returns its standard output.
 func (g git) output(ctx context.Context, dir string, login *loginHeader, args ...string) ([]byte, error) {
 	out := limitedBuffer{left: maxRefs}
 	err := g.run(ctx, dir, login, &out, args...)

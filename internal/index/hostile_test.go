@@ -124,8 +124,8 @@ func TestFetchAsksForTheUserOfSettings(t *testing.T) {
 	}
 }
 
-// Settings that git cannot read are told, rather than left out.
-func TestFetchTellsOfSettingsThatCannotBeRead(t *testing.T) {
+// Settings that git cannot read are reported, not left out.
+func TestFetchReportsUnreadableSettings(t *testing.T) {
 	url := smartHTTP(t, filepath.Dir(repository(t, indexFiles)), nil) + "/weather/.git"
 	home := t.TempDir()
 	t.Setenv("HOME", home)
@@ -134,8 +134,8 @@ func TestFetchTellsOfSettingsThatCannotBeRead(t *testing.T) {
 	wantFailed(t, err, reasonGit, "nouser")
 }
 
-// A way apart that fails is told as itself, not as the network.
-func TestFetchTellsWhyGitCannotRunApart(t *testing.T) {
+// If git cannot run apart, the error names that, not the network.
+func TestFetchReportsWhyGitCannotRunApart(t *testing.T) {
 	t.Parallel()
 	url := smartHTTP(t, filepath.Dir(repository(t, indexFiles)), nil) + "/weather/.git"
 	far := apart(t)
@@ -150,7 +150,7 @@ func TestFetchTellsWhyGitCannotRunApart(t *testing.T) {
 }
 
 // Settings of the repository that we happen to be started in are none of a fetch's.
-func TestFetchIsNotOfTheRepositoryThatWeAreIn(t *testing.T) {
+func TestFetchIgnoresTheRepositoryOfTheWorkingFolder(t *testing.T) {
 	marker := filepath.Join(t.TempDir(), "ran")
 	url := smartHTTP(t, filepath.Dir(repository(t, indexFiles)), func(*http.Request) bool { return false }) + "/weather/.git"
 	here := repository(t, map[string]string{"a.py": "x"})
@@ -327,7 +327,7 @@ func TestFetchOfATreeOfSubmodules(t *testing.T) {
 }
 
 // A name that is .git, also on a file system that ignores case, is none of an index's files.
-func TestNamesThatAreGit(t *testing.T) {
+func TestGitFoldersAreRefused(t *testing.T) {
 	t.Parallel()
 	for name, refused := range map[string]bool{
 		".git": true, "a/.GIT/config": true, ".Git/hooks/post-checkout": true,

@@ -47,7 +47,7 @@ type Manifest struct {
 	// Env are the declared environment variables.
 	Env []EnvVar
 	// Paths are the folders that the tools are to have, beyond their own.
-	Paths []Path
+	Paths []Folder
 	// Concurrency is how many calls of the whole index one node runs at once; 0:
 	// the node's slots.
 	Concurrency int
@@ -106,8 +106,8 @@ type EnvVar struct {
 	Tools       []string `json:"tools,omitempty"` // the tools that need it; empty: all
 }
 
-// Path is a folder that an index's tools are to have: absolute, or below ~/, their home.
-type Path struct {
+// Folder is a folder that an index's tools are to have: absolute, or below ~/, their home.
+type Folder struct {
 	Path  string `json:"path"`
 	Write bool   `json:"write,omitempty"`
 }
@@ -116,7 +116,7 @@ type Path struct {
 const maxPath = 4096
 
 // Check returns the fault of a path's text, nil without one.
-func (p Path) Check() error {
+func (p Folder) Check() error {
 	below, home := strings.CutPrefix(p.Path, "~/")
 	switch {
 	case !filepath.IsAbs(p.Path) && !home, home && !filepath.IsLocal(below):
@@ -129,10 +129,10 @@ func (p Path) Check() error {
 	return nil
 }
 
-// ParsePath reads DIR, DIR:ro or DIR:rw.
-func ParsePath(text string) (Path, error) {
+// ParseFolder reads DIR, DIR:ro or DIR:rw.
+func ParseFolder(text string) (Folder, error) {
 	path, write := strings.CutSuffix(text, ":rw")
-	p := Path{Path: strings.TrimSuffix(path, ":ro"), Write: write}
+	p := Folder{Path: strings.TrimSuffix(path, ":ro"), Write: write}
 	return p, p.Check()
 }
 
@@ -325,7 +325,6 @@ func readBounded(fsys fs.FS, name string) ([]byte, error) {
 	return data, nil
 }
 
-// firstFile returns the first of names that is a regular file.
 func firstFile(fsys fs.FS, names ...string) string {
 	for _, name := range names {
 		if info, err := fs.Stat(fsys, name); err == nil && info.Mode().IsRegular() {

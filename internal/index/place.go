@@ -51,7 +51,7 @@ func unpack(ctx context.Context, r io.Reader, dest, own, digest string, limits L
 		return err
 	}
 	if got != digest {
-		return failed(reasonBundle, "the bundle's digest is %s, not %s: it is damaged or not the one asked for", got, digest)
+		return failed(reasonBundle, "the bundle's digest is %s, not %s: it is damaged or another one", got, digest)
 	}
 	besideOwn, err := besides(own, 0o700)
 	if err != nil {
@@ -176,7 +176,7 @@ func placed(ctx context.Context, dest, own, digest string) (Placed, error) {
 	}
 	got, err := writeTar(ctx, io.Discard, dest, p.Files, p.Meta, defaultLimits)
 	if err == nil && got != digest {
-		err = errors.New("its files are others")
+		err = errors.New("its files differ from the bundle's")
 	}
 	return p, err
 }
@@ -212,7 +212,7 @@ func undamaged(dir string, files []string, alone bool) error {
 		}
 	}
 	if info, err := os.Lstat(dir); err != nil || !info.IsDir() {
-		return errors.Join(err, errors.New("it is no folder"))
+		return errors.Join(err, errors.New("it is not a folder"))
 	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -221,7 +221,7 @@ func undamaged(dir string, files []string, alone bool) error {
 	defer root.Close()
 	for name := range folders {
 		if info, err := root.Lstat(name); err != nil || !info.IsDir() {
-			return errors.Join(err, fmt.Errorf("%s is no folder", name))
+			return errors.Join(err, fmt.Errorf("%s is not a folder", name))
 		}
 	}
 	if !alone {

@@ -170,7 +170,7 @@ func TestPlaceHasNothingBesideTheBundle(t *testing.T) {
 }
 
 // The agent's record of a bundle gives the same description as its whole folder.
-func TestKeptPlaceSaysTheSame(t *testing.T) {
+func TestKeptPlaceHasTheSameDescription(t *testing.T) {
 	t.Parallel()
 	sources, err := filepath.Glob(filepath.Join("..", "..", "examples", "indexes", "*", "tools.toml"))
 	if err != nil || len(sources) == 0 {

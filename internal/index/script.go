@@ -45,7 +45,6 @@ var requirement = regexp.MustCompile(`^[A-Za-z0-9]`)
 // moduleName matches a file's stem that an import can find.
 var moduleName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
 
-// loadScript reads a script.
 func loadScript(data []byte, file string) (*Manifest, error) {
 	bad := func(format string, args ...any) error {
 		return failed(reasonManifest, "%s: "+format, append([]any{file}, args...)...).WithDetail("file", file)
@@ -101,7 +100,7 @@ func (r *reader) requirements(m *Manifest, top map[string]any) {
 	s.list("dependencies", &m.Requirements)
 	for _, one := range m.Requirements {
 		if !requirement.MatchString(one) || strings.ContainsAny(one, "\r\n\x00") {
-			r.problem("dependencies", "has %q, which is no requirement: write a package's name, and a version if need be (\"rich>=13\")", one)
+			r.problem("dependencies", "has %q, which is not a requirement: write a package's name, and a version if need be (\"rich>=13\")", one)
 		}
 	}
 	s.close()
@@ -121,7 +120,7 @@ func (r *reader) scriptTools(m *Manifest, s *section, names []string, stem strin
 	}
 	r.toolNames(s, names, func(name string) string {
 		if strings.Contains(name, ".") || badToolName("m."+name) != "" {
-			return "which is no function of the file: write its name alone"
+			return "which is not a function of the file: write its name alone"
 		}
 		return ""
 	})

@@ -70,9 +70,9 @@ func Parse(text string) (Source, error) {
 		return gitSource("https://github.com/"+strings.TrimSuffix(base, ".git"), rev, nil), nil
 	}
 	if strings.HasSuffix(text, ".py") || !strings.Contains(text, "/") {
-		return Source{}, failed(reasonSource, "%q is no source; a folder or file of this machine begins with ./ or /: write ./%s", shown(text), shown(text))
+		return Source{}, failed(reasonSource, "%q is not a source; a folder or file of this machine begins with ./ or /: write ./%s", shown(text), shown(text))
 	}
-	return Source{}, failed(reasonSource, "%q is no source; give ./dir, /dir, owner/repo[@rev], a URL or git@host:path", shown(text))
+	return Source{}, failed(reasonSource, "%q is not a source; give ./dir, /dir, owner/repo[@rev], a URL or git@host:path", shown(text))
 }
 
 // shown is an invalid source's text without possible credentials.
@@ -122,7 +122,7 @@ func validRev(rev string) error {
 		strings.Contains(rev, "..") || strings.Contains(rev, "@{") || strings.ContainsAny(rev, " ~^:?*[\\") ||
 		strings.ContainsFunc(rev, func(r rune) bool { return r < ' ' || r == 0x7f })
 	if bad {
-		return failed(reasonRevision, "%q is no revision; give a branch, a tag or a commit", rev)
+		return failed(reasonRevision, "%q is not a revision: give a branch, a tag or a commit", rev)
 	}
 	return nil
 }

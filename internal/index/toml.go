@@ -238,7 +238,6 @@ func aboveZero[T time.Duration | tool.Size](s *section, key, want string, parse 
 	}, to)
 }
 
-// list reads a list of texts.
 func (s *section) list(key string, to *[]string) bool {
 	var raw []any
 	if !take(s, key, "a list of texts", &raw) {
@@ -350,7 +349,7 @@ func badToolName(name string) string {
 		}
 		for i, c := range part {
 			if c != '_' && !unicode.IsLetter(c) && (i == 0 || !unicode.IsDigit(c)) {
-				return fmt.Sprintf("whose part %q is no Python name: write module.function", part)
+				return fmt.Sprintf("whose part %q is not a Python name: write module.function", part)
 			}
 		}
 	}
@@ -416,7 +415,7 @@ func (r *reader) variable(m *Manifest, name string) (at int, again bool) {
 
 func (r *reader) paths(s *section, m *Manifest) {
 	s.tables("paths", `a list of tables: paths = [{path = "/data", write = true}]`, func(one *section) {
-		var p Path
+		var p Folder
 		one.text("path", &p.Path)
 		one.boolean("write", &p.Write)
 		if err := p.Check(); err != nil {

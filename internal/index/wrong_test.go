@@ -18,7 +18,7 @@ func numbered(n int, format string) string {
 	return b.String()
 }
 
-// A file with many wrong names is read in linear time: a few are looked for among the right ones, a few are told.
+// A file with many wrong names is read in linear time: hints are searched for a few, and a few are reported.
 func TestManyWrongNamesAreCounted(t *testing.T) {
 	t.Parallel()
 	const count = 1000

@@ -142,7 +142,6 @@ func (m *Member) Serve(ctx context.Context, o host.Options) error {
 	return err
 }
 
-// start starts the node.
 func (m *Member) start(ctx context.Context, o host.Options) error {
 	o.Sessions, o.StoreOptions, o.Logger = m.Sessions, m.opts.Store, m.opts.Logger
 	h, err := host.NewOn(m.Bus, &o)

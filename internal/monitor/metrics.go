@@ -105,7 +105,7 @@ func (out metrics) node(f *host.Figures) {
 	out.count("call_seconds_total", "Time that all ended calls took together.", f.Took.Seconds())
 	out.count("calls_relayed_total", "Calls that another node ran, as this one had no slot.", float64(f.Relayed))
 	out.count("busy_total", "Callers that were answered busy, as there was no slot.", float64(f.Busy))
-	out.count("replies_refused_total", "Requests without an answer, as their reply subject is no inbox.", float64(f.RefusedReplies))
+	out.count("replies_refused_total", "Requests without an answer, as their reply subject is not an inbox.", float64(f.RefusedReplies))
 	calls := func(code string, n uint64) {
 		out.put(prometheus.CounterValue, "calls_total", "Calls that have ended on this node, by code: ok, or that of the error.", float64(n), "code", code)
 	}

@@ -88,7 +88,7 @@ func notStarted(err error) error {
 
 // exchange opens an exchange for so many replies that wait to be read. Close it.
 func exchange(b *bus.Bus, unread int) (*bus.Exchange, error) {
-	x := &bus.Exchange{What: "the value was moved", Patience: patience}
+	x := &bus.Exchange{What: "the payload was moved", Patience: patience}
 	if err := x.Open(b, unread); err != nil {
 		return nil, err
 	}

@@ -203,7 +203,7 @@ func (s *Server) begin(session subjects.SessionID, name string, h codec.Header, 
 		return err
 	}
 	if !s.places.Take(u.account, 1) {
-		return toolmesh.Errorf(toolmesh.CodeBusy, "node %s takes %d payloads at once, of which session %q sends its part: try again", s.Node, maxUploads, session).WithDetail("limit", "uploads").WithDetail("max", maxUploads)
+		return toolmesh.Errorf(toolmesh.CodeBusy, "node %s takes %d payloads at once, and session %q sends its share of them: try again", s.Node, maxUploads, session).WithDetail("limit", "uploads").WithDetail("max", maxUploads)
 	}
 	if u.Upload, err = s.Bus.NewUpload(name, u.account, false); err != nil {
 		s.places.Give(u.account, 1)

@@ -216,9 +216,7 @@ func Rank(q Query, indexes ...*Index) iter.Seq2[string, float64] {
 		}
 		for _, x := range indexes {
 			scores, best := make([]float64, len(x.keys)), make([]float64, len(x.keys))
-			var touched []int32
 			for _, means := range q.terms {
-				touched = touched[:0]
 				for _, m := range means {
 					df := 0
 					for _, one := range indexes {
@@ -226,16 +224,13 @@ func Rank(q Query, indexes ...*Index) iter.Seq2[string, float64] {
 					}
 					rare := m.weight * math.Log(1+(float64(total-df)+0.5)/(float64(df)+0.5))
 					for _, p := range x.postings[m.stem] {
-						if best[p.doc] == 0 {
-							touched = append(touched, p.doc)
-						}
 						best[p.doc] = max(best[p.doc], rare*float64(p.worth))
 					}
 				}
-				for _, doc := range touched {
-					scores[doc] += best[doc]
-					best[doc] = 0
+				for doc, worth := range best {
+					scores[doc] += worth
 				}
+				clear(best)
 			}
 			for doc, score := range scores {
 				if score > 0 {

@@ -154,7 +154,7 @@ func TestRemovedToolsLeaveNothing(t *testing.T) {
 }
 
 // Any text is read, in time that its length bounds.
-func TestTextsOfStrangers(t *testing.T) {
+func TestAnyTextIsReadInBoundedTime(t *testing.T) {
 	t.Parallel()
 	x := search.NewIndex()
 	x.Put("lab.forecast", search.Document{ID: "lab.forecast", Description: "Prévisions météo für morgen. 明日の天気予報"})

@@ -80,7 +80,6 @@ func word(run string, yield func(string) bool) bool {
 	return yield(stem(cut(whole.String())))
 }
 
-// cut bounds a word.
 func cut(w string) string {
 	if len(w) > wordMax {
 		w = strings.ToValidUTF8(w[:wordMax], "")

@@ -61,7 +61,6 @@ func (st Store) readBundles(ctx context.Context) ([]Object, error) {
 	return all, err
 }
 
-// bundles binds the object store.
 func (st Store) bundles(ctx context.Context) (objects jetstream.ObjectStore, err error) {
 	err = st.retry(ctx, "object store "+subjects.ObjectBundles, func(ctx context.Context) error {
 		objects, err = st.JetStream().ObjectStore(ctx, subjects.ObjectBundles)

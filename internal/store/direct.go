@@ -130,7 +130,6 @@ type asked struct {
 	got    <-chan bus.Arrival
 }
 
-// ask sends a request.
 func (st Store) ask(stream string, req directRequest) (*asked, error) {
 	body, err := json.Marshal(req)
 	if err != nil {

@@ -298,7 +298,7 @@ type Upload struct {
 	mu      sync.Mutex // guards the fields below
 	size    int64
 	sent    int
-	open    map[int]func(error) // what to call once a piece is stored or refused, by its number
+	open    map[int]func(error) // by number: called once the piece is stored or refused
 	err     error
 	heard   time.Time
 	changed chan struct{} // capacity 1

@@ -74,7 +74,7 @@ func TestFirstTaskBesideLongOnes(t *testing.T) {
 }
 
 // Made-up session names get the tasks of their caller no earlier: they are one account.
-func TestMadeUpNamesAreOneCrowd(t *testing.T) {
+func TestInventedSessionsQueueAsOneAccount(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	d := newDesk()

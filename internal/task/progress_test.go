@@ -54,7 +54,7 @@ func (d *desk) progress(t *testing.T, top *meshtest.Topology, c *client.Client, 
 }
 
 // The runner may be in the process that serves the tool.
-func TestProgressWhereItRuns(t *testing.T) {
+func TestProgressInTheRunnersOwnProcess(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	d := newDesk()

@@ -71,7 +71,7 @@ func (s *Service) level(ctx context.Context, session subjects.SessionID, priorit
 		case err != nil:
 			return 0, err
 		case int64(queued) > s.stores.records: //nolint:gosec // fewer than 2^63
-			return 0, full("the session's part of the queue of tasks") // only tasks that are queued again and again get there
+			return 0, full("the session's share of the queue of tasks") // only tasks that are queued again and again get there
 		case known(): // others asked at once
 		case account != "" && levelOf(queued) < levels-2:
 			delete(s.crowds, of)

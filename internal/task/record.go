@@ -127,7 +127,7 @@ func (s *Service) encode(r *record) ([]byte, error) {
 		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "the record of a task: %w", err)
 	}
 	if limit := s.bus.MaxPayload() - recordRoom; limit > 0 && int64(len(value)) > limit {
-		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the task's record has %d bytes, and a message holds %d", len(value), limit).
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the task's record has %d bytes, a message of the broker at most %d", len(value), limit).
 			WithDetail("limit", limit).WithDetail("size", len(value)).WithStarted(toolmesh.StartedNo)
 	}
 	return value, nil

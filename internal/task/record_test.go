@@ -72,7 +72,7 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-func TestNamesOfCalls(t *testing.T) {
+func TestAttemptsHaveNamesOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
 	for _, r := range []record{{Task: codec.Task{ID: "a"}}, {Task: codec.Task{ID: "a"}, Made: 3}, {Task: codec.Task{ID: "a.1"}}} {
@@ -86,7 +86,7 @@ func TestNamesOfCalls(t *testing.T) {
 	}
 }
 
-func TestLevels(t *testing.T) {
+func TestLevelGrowsWithQueuedTasks(t *testing.T) {
 	t.Parallel()
 	for queued, want := range map[uint64]int{0: 0, 7: 0, 8: 1, 63: 1, 64: 2, 511: 2, 512: 3, 1e6: 3} {
 		if got := levelOf(queued); got != want {

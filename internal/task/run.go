@@ -362,7 +362,7 @@ func (r *run) keep() time.Duration {
 		return keepEvery
 	}
 	if time.Since(r.kept) > ackWait {
-		r.s.log.Warn("a task is left to another runner: the broker has not heard of this one", slog.String("rpc_id", string(r.id)))
+		r.s.log.Warn("task is left to another runner: the broker did not get this one's acknowledgement in time", slog.String("rpc_id", string(r.id)))
 		r.leave(errTaken)
 	}
 	return keepRetry
@@ -396,7 +396,7 @@ func (r *run) settle(t *stored, n int, wait time.Duration) {
 			}
 			fallthrough
 		default:
-			s.log.Warn("the end of a task's attempt is stored later: the store does not answer", slog.String("rpc_id", string(r.id)))
+			s.log.Warn("end of a task's attempt could not be stored: the store does not answer, it is tried again", slog.String("rpc_id", string(r.id)))
 			if wake.After(s.open, backoff(tries)) {
 				continue
 			}

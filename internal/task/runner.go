@@ -154,7 +154,7 @@ func (s *Service) cameDue(m *nats.Msg) {
 func (s *Service) take(m *nats.Msg) {
 	subject, err := subjects.Parse(m.Subject)
 	if err != nil {
-		s.log.Warn("a message in the queue of tasks is none", slog.String("subject", m.Subject))
+		s.log.Warn("the queue of tasks has a message that is not a task", slog.String("subject", m.Subject))
 		_ = m.Ack()
 		return
 	}

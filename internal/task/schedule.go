@@ -122,7 +122,6 @@ func (s *Service) schedule(ctx context.Context, t *stored) error {
 	return err
 }
 
-// unschedule ends a schedule.
 func (s *Service) unschedule(ctx context.Context, session subjects.SessionID, id subjects.RPCID) error {
 	at, err := subjects.Schedule(subjects.ScheduleAt, session, id)
 	if err != nil {

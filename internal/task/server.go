@@ -68,7 +68,7 @@ func (s *Service) receive(m *nats.Msg) {
 	}
 	account := s.account(subject.Session)
 	if err == nil && !s.places.Take(account, 1) {
-		err = toolmesh.Errorf(toolmesh.CodeBusy, "%d requests about tasks are answered at once, of which the session has its share: try again", mostRequests).
+		err = toolmesh.Errorf(toolmesh.CodeBusy, "%d requests about tasks are answered at once, and the session has its share of them: try again", mostRequests).
 			WithStarted(toolmesh.StartedNo).WithDetail("limit", "requests").WithDetail("max", mostRequests)
 	}
 	if err != nil {
@@ -111,7 +111,7 @@ func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec
 	do := verbs[subject.Verb]
 	switch {
 	case do == nil:
-		return nil, invalid("tasks have no %q: %s, %s, %s and %s are possible", subject.Verb,
+		return nil, invalid("%q is not a request about tasks: it is one of %s, %s, %s, %s", subject.Verb,
 			codec.TaskSubmit, codec.TaskList, codec.TaskRemove, strings.Join(slices.Sorted(maps.Keys(verbs)), ", "))
 	case q.ID == "":
 		return nil, invalid("id is missing or empty: it is that of a task")
@@ -140,7 +140,6 @@ func (s *Service) mine(ctx context.Context, session subjects.SessionID, id subje
 	return t, err
 }
 
-// newRecord is the record of a submission.
 func (s *Service) newRecord(q *codec.TaskRequest, now time.Time) (*record, error) {
 	r := &record{Task: codec.Task{
 		ID: cmp.Or(q.ID, subjects.NewRPCID("task_")), Tool: q.Tool, Args: bytes.TrimSpace(q.Args), State: codec.TaskQueued,
@@ -515,7 +514,6 @@ func (s *Service) erase(ctx context.Context, t *stored, done *codec.TasksRemoved
 // removedAtOnce is how many tasks one request removes.
 const removedAtOnce = 500
 
-// list answers a page of the session's tasks.
 func (s *Service) list(ctx context.Context, session subjects.SessionID, q *codec.TaskRequest) (*codec.TaskPage, error) {
 	switch {
 	case q.Limit < 0 || q.Limit > listMost:

@@ -170,7 +170,6 @@ func (s *Service) Stop(ctx context.Context) {
 	})
 }
 
-// now is the mesh's time.
 func (s *Service) now() time.Time { return s.bus.Time().Now.UTC() }
 
 // epoch is that of a session now. The error is session_not_found, or the registry's.

@@ -55,7 +55,7 @@ type use struct {
 	read  time.Time
 }
 
-// spent reports whether so much was let in by a count that it is to be made again.
+// spent reports whether a count has admitted so much that it must be made again.
 func (u *use) spent() bool {
 	return useParts*u.taken.records > u.left.records || useParts*u.taken.bytes > u.left.bytes
 }
@@ -81,7 +81,7 @@ type holding struct {
 // take takes room for one more; the error is busy.
 func (h *holding) take(size int64) error {
 	if !h.s.held.Take(h.account, size) {
-		return toolmesh.Errorf(toolmesh.CodeBusy, "payloads of tasks take as many bytes here as the session may have of %d: try again", h.s.held.Limit()).
+		return toolmesh.Errorf(toolmesh.CodeBusy, "payloads of the session's tasks have its share of the %d bytes on this node: try again", h.s.held.Limit()).
 			WithDetail("limit", "held_bytes").WithDetail("max", h.s.held.Limit()).
 			WithDetail("retry_after_ms", heldAgain.Milliseconds()).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}
@@ -199,7 +199,7 @@ func (s *Service) countUse(ctx context.Context, session, account subjects.Sessio
 	u := &use{read: now, all: room{int64(records.State.Msgs), int64(values.State.Bytes)}} //nolint:gosec // fewer than 2^63
 	mine := func(key string) bool {
 		token, _, _ := strings.Cut(key, ".")
-		return account != "" || s.nobodys(token)
+		return account != "" || s.uncreated(token)
 	}
 	for subject := range records.State.Subjects {
 		if key, _ := subjects.KVKey(bucket, subject); mine(key) {
@@ -225,8 +225,8 @@ func (s *Service) countUse(ctx context.Context, session, account subjects.Sessio
 	return u, nil
 }
 
-// nobodys reports whether the session of a token was not created.
-func (s *Service) nobodys(token string) bool {
+// uncreated reports whether the session of a token was not created.
+func (s *Service) uncreated(token string) bool {
 	session, err := subjects.DecodeToken(token)
 	return err == nil && s.account(subjects.SessionID(session)) == ""
 }

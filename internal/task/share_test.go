@@ -80,7 +80,7 @@ func TestSessionFillsTheStoreWithTasks(t *testing.T) {
 
 // Sessions that were not created share one share of the store, of the requests that
 // are answered at once and of the values that are read for them: their names cost nothing.
-func TestMadeUpSessionsHaveOneShare(t *testing.T) {
+func TestInventedSessionsHaveOneShare(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	d := newDesk()
@@ -252,7 +252,11 @@ func TestSchedulesCatchUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Of each schedule the times that came, but for the last one.
+	closed, err := stream.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Of each schedule the times that came since.
 	missed := make(map[subjects.RPCID][]int64)
 	meshtest.Until(t, "four times of each have come", func() bool {
 		clear(missed)
@@ -260,7 +264,7 @@ func TestSchedulesCatchUp(t *testing.T) {
 		if err != nil {
 			return false
 		}
-		for seq := info.State.FirstSeq; seq <= info.State.LastSeq; seq++ {
+		for seq := closed.State.LastSeq + 1; seq <= info.State.LastSeq; seq++ {
 			if m, err := stream.GetMsg(t.Context(), seq); err == nil && strings.HasPrefix(m.Subject, "mesh.schedules.due.") {
 				id := subjects.RPCID(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:])
 				missed[id] = append(missed[id], m.Time.Unix())
@@ -292,7 +296,7 @@ func TestSchedulesCatchUp(t *testing.T) {
 }
 
 // Simultaneous requests share one listing of all tasks.
-func TestOneListingForAllThatAsk(t *testing.T) {
+func TestRequestsAtOnceShareOneListing(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	s := runs(t, broker.Connect(t), 0)

@@ -44,7 +44,7 @@ func (s *Service) sweeps() {
 	for wake.After(s.open, sweepEvery/2+rand.N(sweepEvery)) {
 		ctx, cancel := context.WithTimeout(s.base, sweepWithin)
 		if err := s.sweep(ctx, sweepEvery, sweepAge); err != nil && s.bus.Connected() && s.base.Err() == nil {
-			s.log.Warn("tasks not swept to the end", slog.String("error", err.Error()))
+			s.log.Warn("sweep of tasks was not finished", slog.String("error", err.Error()))
 		}
 		cancel()
 	}
@@ -187,7 +187,7 @@ func (s *Service) sessionChanged(m *nats.Msg) {
 		ctx, cancel := context.WithTimeout(s.base, sweepWithin)
 		defer cancel()
 		if err := s.endSession(ctx, session); err != nil {
-			s.log.Warn("the tasks of an ended session are not gone yet", slog.String("session", string(session)), slog.String("error", err.Error()))
+			s.log.Warn("tasks of an ended session could not be removed yet", slog.String("session", string(session)), slog.String("error", err.Error()))
 		}
 	})
 }

@@ -297,18 +297,18 @@ func TestCredentials(t *testing.T) {
 	if len(s.Wrong) > 0 {
 		t.Errorf("%v", s.Wrong)
 	}
-	byHand := ""
+	manual := ""
 	for _, component := range []string{"indexes", "leafnodes"} {
 		text, err := k.Read("components/" + component + "/kustomization.yaml")
 		if err != nil {
 			t.Fatal(err)
 		}
-		byHand += text
+		manual += text
 	}
 	for kind, names := range given {
 		for _, name := range names {
-			if strings.Contains(byHand, "create secret generic "+name+" --from-file k8s/credentials/keys/"+keyFiles[name]+"\n") ||
-				strings.Contains(byHand, "create secret tls "+name+" --cert ") {
+			if strings.Contains(manual, "create secret generic "+name+" --from-file k8s/credentials/keys/"+keyFiles[name]+"\n") ||
+				strings.Contains(manual, "create secret tls "+name+" --cert ") {
 				continue
 			}
 			if !slices.Contains(got, kind+"/"+name) {

@@ -89,7 +89,7 @@ def test_annotations_resolve(module: Any) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_everything_says_what_it_is(module: Any) -> None:
+def test_every_public_object_has_a_docstring(module: Any) -> None:
     missing = [name for name, value in public(module)
                if not inspect.getdoc(value) and not name.rpartition(".")[2].startswith("__")]
     assert not missing and module.__doc__
@@ -110,7 +110,7 @@ def test_reprs() -> None:
                      "<Index of 1 tools>", "<Task t>"]
 
 
-def test_what_cannot_be_pickled_says_why() -> None:
+def test_a_refused_pickle_has_the_reason() -> None:
     mesh = Mesh()
     for one, why in ((mesh, "connection of this process"), (AsyncMesh(), "connection of this process"),
                      (RemoteTool(mesh, TOLD), "connection of this process"), (Host(), "functions are those of this"),
@@ -253,7 +253,7 @@ def test_errors_of_a_callers_own_code_stay_whole() -> None:
         assert isinstance(raised.value.__cause__, ValueError), (one, name)
 
 
-def test_what_a_result_has_that_does_not_fit_stays_out_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_values_of_misfitting_results_stay_out_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def warned() -> None:
         link = Connection(lambda: pytest.fail("it connects"), "", "default")
         for tool in ("a.b", "a.b", "a.c"):

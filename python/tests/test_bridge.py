@@ -13,7 +13,7 @@ from toolmesh._host.bridge import Asked, Bridge
     {"type": "rpc_tool_response", "status": "ok", "result": 1},
     {"type": "rpc_stream_chunk", "chunk_type": "error", "error": {"code": "tool_error", "message": "no"}},
 ])
-def test_what_comes_for_one_that_has_given_up(frame):
+def test_answers_for_an_abandoned_call_are_dropped(frame):
     """As when a task on another event loop is cancelled: its end is on its way to the bridge's loop."""
     async def main():
         bridge = Bridge(lambda *_: None)

@@ -22,4 +22,3 @@ def test_nonsense_is_no_time(now: object, bound: object) -> None:
     assert clock.asks()
     asyncio.run(clock.measure(said()))
     assert clock.deadline(5) is None
-    assert "Mesh-Deadline" not in clock.dated({}, 5)

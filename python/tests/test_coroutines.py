@@ -267,6 +267,6 @@ def test_garbage_is_collected_rarely_and_still(worker):
     assert worker.ends(call)[call][1] == 10_000
 
 
-def test_it_ends_when_told(worker):
+def test_the_worker_ends_on_request(worker):
     worker.write(HEADER.pack(0, EXIT, 0, 0, 0))
     assert worker.process.wait(30) == 0

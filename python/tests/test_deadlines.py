@@ -76,7 +76,7 @@ CALLS: list[Callable[[Mesh], object]] = [
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("talk", [silent, without_registry])
-def test_a_calls_time_bounds_what_precedes_it(
+def test_a_calls_time_includes_connecting(
     talk: Callable[[socket.socket], None], call: Callable[[Mesh], object],
 ) -> None:
     with serving(talk) as url, Mesh(url) as mesh:

@@ -127,7 +127,7 @@ def test_a_decimal_has_the_digits_that_were_sent(annotation, text, wanted):
     assert got == wanted and repr(got) == repr(wanted) and type(got) is type(wanted)
 
 
-def test_only_who_has_decimals_pays_for_them():
+def test_only_tools_with_decimals_pay_for_them():
     assert of(D).decode is values.decode_exact
     for annotation in (int, float, str, list[float], Any):
         assert of(annotation).decode is values.decode
@@ -138,7 +138,7 @@ def test_only_who_has_decimals_pays_for_them():
     assert Tool("f", function, "sync", schema.signature(function)).decode is values.decode
 
 
-def test_further_decimals_and_what_is_not_json():
+def test_further_decimals_and_invalid_json():
     def function(*rest: D):
         return rest
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.shaped import Bounds, of
 from toolmesh._worker.schemas import schema
-from toolmesh._worker.schemas.docstring import parse, returned
+from toolmesh._worker.schemas.docstring import parse
 from toolmesh._worker.schemas.values import Mismatch
 
 
@@ -30,7 +30,7 @@ def load(annotation, value):
     (dict[float, int], {"1e999": 1}),
     (dict[int, int], {"1_0": 1}),
 ], ids=str)
-def test_what_would_be_cut_is_refused(annotation, value):
+def test_values_that_lose_precision_are_refused(annotation, value):
     with pytest.raises(Mismatch):
         load(annotation, value)
 
@@ -45,7 +45,7 @@ def test_what_would_be_cut_is_refused(annotation, value):
     (datetime.timedelta, 90, datetime.timedelta(seconds=90)),
     (dict[float, int], {"1.5": 1, "-1e3": 2, "0": 3}, {1.5: 1, -1000.0: 2, 0.0: 3}),
 ], ids=str)
-def test_what_is_exact_arrives(annotation, value, wanted):
+def test_exact_values_arrive(annotation, value, wanted):
     assert load(annotation, value) == wanted
 
 
@@ -161,8 +161,8 @@ def test_docstrings_of_further_arguments_and_results():
     ("Does it.\n\nYields:\n    Rows.\n", "Rows."),
     ("Does it.", ""),
 ])
-def test_what_is_returned(doc, text):
-    assert returned(inspect.cleandoc(doc)) == text
+def test_docstrings_of_results(doc, text):
+    assert parse(inspect.cleandoc(doc))[2] == text
 
 
 def test_a_section_beside_the_quotes():
@@ -173,4 +173,4 @@ def test_a_section_beside_the_quotes():
                of them
         """
 
-    assert parse(inspect.getdoc(function)) == ("", {"a": "first", "b": "second of them"})
+    assert parse(inspect.getdoc(function)) == ("", {"a": "first", "b": "second of them"}, "")

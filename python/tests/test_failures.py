@@ -10,7 +10,7 @@ from toolmesh._worker.calls import errors, failures
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no exception groups")
 
 
-def test_groups_in_groups_are_told_and_bounded() -> None:
+def test_nested_groups_are_reported_and_bounded() -> None:
     group = getattr(__import__("builtins"), "ExceptionGroup")  # noqa: B009 - older interpreters have none
     inner = group("inner", [ValueError("deep")])
     found = json.loads(failures.raised(group("outer", [inner, KeyError("k")]), "t"))["details"]["exceptions"]

@@ -50,7 +50,7 @@ def test_the_order(monkeypatch, tmp_path):
     ({"context": "none"}, FileNotFoundError), ({"context": "../x"}, FileNotFoundError),
     ({"creds": "/nowhere"}, FileNotFoundError), ({"nkey": "/nowhere"}, FileNotFoundError),
 ])
-def test_what_cannot_be(settings, expected):
+def test_invalid_settings_are_refused(settings, expected):
     with pytest.raises(expected):
         finding.find(**settings)
 

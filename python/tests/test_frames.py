@@ -19,7 +19,7 @@ def write(*frames: tuple[int, int, bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, 7, 16, 17, 100_000])
-def test_frames_are_cut_out_whatever_pieces_they_come_in(size: int) -> None:
+def test_frames_are_read_from_pieces_of_any_size(size: int) -> None:
     wanted = [(CALL, 7, b"{}"), (PING, 8, b""), (CALL, 9, b"x" * 3000)]
     data = write(*wanted)
     r, w = os.pipe()
@@ -33,13 +33,12 @@ def test_frames_are_cut_out_whatever_pieces_they_come_in(size: int) -> None:
     assert [(kind, call, body) for kind, _, _, call, body in got] == wanted
 
 
-def test_what_take_has_read_too_much_is_the_next_frame() -> None:
+def test_surplus_bytes_begin_the_next_frame() -> None:
     r, w = os.pipe()
     reader = Reader(r)
     os.write(w, write((CALL, 1, b"{}"), (CALL, 2, b"[]")))
     taken: list[Frame] = []
     assert reader.take(taken.append)
-    reader.settle()
     assert taken == [(CALL, 0, 0, 1, b"{}")]
     assert reader.next() == (CALL, 0, 0, 2, b"[]")
     os.close(w)

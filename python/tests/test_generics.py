@@ -114,7 +114,7 @@ class Below(Plain):  # type: ignore[type-arg]  # what is left out is the matter
     pass
 
 
-def test_what_is_not_given_stands_for_its_default():
+def test_missing_type_arguments_have_their_default():
     for annotation in (Plain, Below):
         assert load(annotation, {"v": "red", "vs": ["red"]}) == annotation(Col.RED, [Col.RED])
         with pytest.raises(Mismatch) as caught:

@@ -26,7 +26,7 @@ def _given(monkeypatch, *source, **options):
     return seen
 
 
-def test_a_repository_is_no_folder(monkeypatch, tmp_path):
+def test_a_repository_is_not_a_folder(monkeypatch, tmp_path):
     (tmp_path / "owner" / "repo").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for source, want in {

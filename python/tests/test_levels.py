@@ -32,7 +32,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), mounts() == before)
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root on Linux")
-def test_mounts_stay_with_who_asked_for_them(tmp_path: object) -> None:
+def test_mounts_are_private_to_their_process(tmp_path: object) -> None:
     """Also where the agent has made no namespace for them. The test is in one of its own:
     what it guards against takes the machine's files away."""
     unshare = shutil.which("unshare")
@@ -100,7 +100,7 @@ print({
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 @pytest.mark.parametrize("abi", [0, 2])
-def test_the_agents_files_where_nothing_can_be_mounted(tmp_path: pathlib.Path, abi: int) -> None:
+def test_the_agents_files_without_mounts(tmp_path: pathlib.Path, abi: int) -> None:
     """Kernels before 6.2 (the second) let Landlock know nothing of truncating."""
     from toolmesh._worker.sandbox import filters, levels
 

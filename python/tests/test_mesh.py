@@ -60,7 +60,7 @@ def test_outside_a_mesh_secrets_are_environment_variables(monkeypatch):
     ([("a.b", {}, 0)], ValueError, "timeout"),
     ([("a.b", {}, float("nan"))], ValueError, "timeout"),
 ])
-def test_what_is_no_batch_is_refused(calls, raised, says):
+def test_invalid_batches_are_refused(calls, raised, says):
     with pytest.raises(raised, match=says):
         mesh.batch(calls)
     with pytest.raises(raised, match=says):

@@ -58,7 +58,7 @@ def test_describing_a_tool_leaves_the_models_schema_as_it_was():
     assert [own_schema(one) for one in (Day, Owner)] == before
 
 
-def test_null_is_said_once():
+def test_null_is_listed_once():
     def function(x: Day) -> Day:
         raise NotImplementedError
 
@@ -124,7 +124,7 @@ def refusal(annotation: Any, value: Any) -> Mismatch:
     (Several, {"m": 1}, "/x/m", "greater than or equal to 3"),
     (Several, {"l": "c"}, "/x/l", "'a' or 'b'"),
 ])
-def test_a_refusal_names_the_place_and_says_what_pydantic_says(annotation, value, pointer, expected):
+def test_a_refusal_has_the_place_and_pydantics_message(annotation, value, pointer, expected):
     error = refusal(annotation, value)
     assert error.pointer == pointer
     assert OLD and error.expected or error.expected == expected
@@ -132,13 +132,13 @@ def test_a_refusal_names_the_place_and_says_what_pydantic_says(annotation, value
 
 
 @pytest.mark.parametrize("value", [{"kind": "cow"}, {}, 1])
-def test_a_refusal_of_a_union_names_the_field_that_tells(value):
+def test_a_refusal_of_a_union_names_its_discriminator(value):
     error = refusal(Owner, {"pet": value})
     assert error.pointer.startswith("/x/pet") and "kind" in error.message or value == 1
 
 
 @pytest.mark.skipif(OLD, reason="version 1 asks fields alone")
-def test_a_function_that_says_which_model_it_is_is_no_field():
+def test_a_callable_discriminator_is_not_a_field():
     def kind(value):
         return value.get("kind") if isinstance(value, dict) else value.kind
 

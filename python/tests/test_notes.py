@@ -55,14 +55,14 @@ def refused(annotation, value, *default):
     (Annotated[datetime.datetime, Bounds(ge=datetime.datetime(2020, 1, 1))], "2020-01-01T00:00:00",
      "2020-01-01T00:00:00Z"),
 ], ids=str)
-def test_what_no_schema_says_is_checked_on_the_value(annotation, good, bad):
+def test_constraints_outside_the_schema_are_checked_on_the_value(annotation, good, bad):
     load(annotation, good)
     if bad is not None:
         error = refused(annotation, bad)
         assert error.expected in error.message
 
 
-def test_a_multiple_of_any_size_is_quickly_told():
+def test_multiples_of_any_size_are_checked_quickly():
     # Written out, such a number keeps the worker from all else for minutes.
     cents: Any = Annotated[D, Bounds(multiple_of=D("0.01"))]
     assert load(cents, "0e-999999999") == 0

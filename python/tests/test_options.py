@@ -24,7 +24,7 @@ def keywords(function: typing.Callable[..., typing.Any]) -> dict[str, typing.Any
     (_options.OfStream, [Mesh.stream, Mesh.astream, AsyncMesh.stream]),
     (_options.Settings, [Host.__init__]),
 ])
-def test_options_are_what_functions_take(options: typing.Any, functions: list[typing.Any]) -> None:
+def test_options_match_the_parameters_of_functions(options: typing.Any, functions: list[typing.Any]) -> None:
     told = typing.get_type_hints(options)
     for function in functions:
         assert keywords(function) == told, function

@@ -1,9 +1,13 @@
-"""The thread that writes what is held back."""
+"""What a tool prints and logs, and the thread that writes what is held back."""
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
+
+from toolmesh._worker.calls.output import UNSHIELDED, Outlet
+from toolmesh._worker.wire.frames import LOG, LOG_RECORD, LOG_STDERR, Reader
 
 SOURCE = pathlib.Path(__file__).resolve().parent.parent / "src"
 # In a process of its own: a signal goes to whichever thread of a process takes it.
@@ -26,9 +30,24 @@ assert not came
 """
 
 
-def test_what_a_tool_blocks_does_not_come_to_the_thread():
+def test_blocked_signals_do_not_reach_the_thread():
     ended = subprocess.run(
         [sys.executable, "-c", BLOCKED], env={**os.environ, "PYTHONPATH": str(SOURCE)},
         capture_output=True, text=True, timeout=60, check=False,
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_record_that_no_frame_should_carry_is_counted() -> None:
+    # A frame that is too large would end the worker.
+    r, w = os.pipe()
+    outlet = Outlet(w, lambda: 7, UNSHIELDED)
+    outlet.record({"level": "info", "logger": "t", "message": "m", "fields": {"blob": "x" * 300_000}})
+    outlet.record({"level": "info", "logger": "t", "message": "m"})
+    os.close(w)
+    reader = Reader(r)
+    frame = reader.next()
+    assert frame is not None
+    assert frame[:4] == (LOG, LOG_STDERR, 0, 7) and re.fullmatch(rb"\[300\d\d\d bytes of output left out\]", frame[4])
+    assert reader.next() == (LOG, LOG_RECORD, 0, 7, b'{"level": "info", "logger": "t", "message": "m"}')
+    assert reader.next() is None

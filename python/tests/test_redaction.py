@@ -14,15 +14,15 @@ TOKEN, ODD, QUOTED, SHORT = json.loads(FORMS.read_text())["secrets"]
 
 @pytest.fixture(autouse=True)
 def _forms(monkeypatch):
-    for name, value in (("_known", set()), ("_pattern", None), ("_edges", {})):
-        monkeypatch.setattr(redaction, name, value)
+    for name in ("_pattern", "_parts"):
+        monkeypatch.setattr(redaction, name, None)
     redaction.use(json.loads(FORMS.read_text())["forms"])
 
 
 @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
 @pytest.mark.parametrize("ahead", range(5))
 @pytest.mark.parametrize("behind", range(5))
-def test_what_is_left_of_a_secret_in_base64_tells_nothing_of_it(encode, ahead, behind) -> None:
+def test_parts_of_secrets_in_base64_are_redacted(encode, ahead, behind) -> None:
     left = set()
     for secret in (TOKEN, ODD):
         text = encode(("u" * ahead + secret + ":" * behind).encode()).decode()
@@ -32,7 +32,7 @@ def test_what_is_left_of_a_secret_in_base64_tells_nothing_of_it(encode, ahead, b
     assert "***" in left.pop()
 
 
-def test_what_stands_beside_a_secret_stays() -> None:
+def test_text_around_a_secret_stays() -> None:
     assert redaction.text(f"a {TOKEN} b {TOKEN}") == "a *** b ***"
     both = base64.b64encode(f"user:{TOKEN}:{TOKEN}".encode()).decode()
     assert redaction.text(both).startswith("dXNlcj") and redaction.text(both).count("***") == 2

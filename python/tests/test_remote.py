@@ -1,9 +1,11 @@
 """A tool as a Python callable: its signature, and the names of its arguments."""
 
+import asyncio
 import datetime
 import decimal
 import typing
 import uuid
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,7 +62,7 @@ def test_annotations(schema, expected):
     assert annotation(schema, {"Node": node}) == expected
 
 
-def test_what_the_worker_says_of_types_comes_back():
+def test_types_of_the_description_become_annotations():
     from toolmesh._core import schema
 
     def tool(a: int, b: str | None, c: bytes, d: datetime.datetime, e: uuid.UUID, f: decimal.Decimal,
@@ -111,3 +113,31 @@ def test_bytes_of_plain_calls_are_written_as_declared():
 
     assert json.loads(declared(body, schema)) == {
         "raw": "AA==", "any": {"$bytes": "AA=="}, "more": ["AA=="], "maybe": "AA=="}
+
+
+def test_tools_are_described_with_few_requests(monkeypatch):
+    """An answer describes as many as fit into a message, and null for a tool that was removed."""
+    asked = []
+
+    async def registry(_session, verb, question):
+        asked.append(len(question.get("tools", ())))
+        if verb == "list":
+            return {"tools": [{"id": f"a.t{one:04}", "state": "serving"} for one in range(700)]}
+        told = [{"id": one} for one in question["tools"][:400]]
+        return {"tools": [None, *told[1:]]}
+
+    mesh = toolmesh.AsyncMesh()
+    monkeypatch.setattr(mesh._links, "here", lambda: SimpleNamespace(registry=registry))
+    found = asyncio.run(mesh.tools())
+    assert [one.id for one in found] == [f"a.t{one:04}" for one in range(700) if one not in (0, 400)]
+    assert asked == [0, 500, 300]
+
+
+def test_a_registry_that_describes_nothing(monkeypatch):
+    async def registry(_session, verb, _question):
+        return {"tools": [{"id": "a.b"}] if verb == "search" else []}
+
+    mesh = toolmesh.AsyncMesh()
+    monkeypatch.setattr(mesh._links, "here", lambda: SimpleNamespace(registry=registry))
+    with pytest.raises(toolmesh.ProtocolError):
+        asyncio.run(mesh.search("words"))

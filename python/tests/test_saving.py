@@ -26,7 +26,7 @@ def save(path: pathlib.Path, data: bytes = b"after") -> None:
 
 @pytest.mark.parametrize("mode", [0o600, 0o664, 0o755])
 @pytest.mark.parametrize("linked", [False, True])
-def test_what_is_there_keeps_its_mode_and_owner(tmp_path, mode, linked) -> None:
+def test_an_existing_file_keeps_its_mode_and_owner(tmp_path, mode, linked) -> None:
     real = tmp_path / "real"
     real.write_bytes(b"before")
     real.chmod(mode)
@@ -89,7 +89,7 @@ def test_readers_of_a_file_that_is_replaced_keep_the_old_one(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_what_cannot_be_replaced_is_written_where_it_is(tmp_path, monkeypatch, folder) -> None:
+def test_a_file_that_cannot_be_replaced_is_overwritten(tmp_path, monkeypatch, folder) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"before, and longer")
     inode = path.stat().st_ino
@@ -107,7 +107,7 @@ def test_what_cannot_be_replaced_is_written_where_it_is(tmp_path, monkeypatch, f
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_what_is_no_plain_file_is_written_to(tmp_path) -> None:
+def test_devices_and_pipes_are_written_to(tmp_path) -> None:
     save(pathlib.Path(os.devnull))
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
     pipe = tmp_path / "pipe"
@@ -130,7 +130,7 @@ def test_what_is_no_plain_file_is_written_to(tmp_path) -> None:
     assert got == data
 
 
-def test_a_link_to_nothing_and_a_folder_are_refused(tmp_path) -> None:
+def test_a_dangling_link_and_a_folder_are_refused(tmp_path) -> None:
     (tmp_path / "link").symlink_to("gone")
     for path in (tmp_path / "link", tmp_path):
         with pytest.raises(OSError, match=str(path)):

@@ -252,7 +252,7 @@ def test_conformance(annotation, expected, pairs):
     (dict[int, str], {"a": "b"}, "/x/a"),
     (Pair, [1, "a", 2], "/x"),
 ], ids=str)
-def test_what_does_not_fit_is_refused_with_its_place(annotation, value, at):
+def test_misfitting_values_are_refused_with_their_place(annotation, value, at):
     with pytest.raises(Mismatch) as caught:
         load(of(annotation), value)
     assert caught.value.pointer == at
@@ -304,7 +304,7 @@ def test_recursive_return_type():
     assert output["$defs"]["Tree"]["properties"]["children"]["items"] == {"$ref": "#/$defs/Tree"}
 
 
-def test_required_is_what_has_no_default():
+def test_parameters_without_a_default_are_required():
     def function(a, b: Optional[str], c: Optional[str] = None, d: int = 3, *, e: Color = Color.BLUE):
         pass
 
@@ -345,7 +345,7 @@ def test_unresolved_names_cost_only_their_own_parameter():
 
 
 @pytest.mark.parametrize("annotation", [Custom, abc.Callable[[int], int], complex, type[int]], ids=str)
-def test_what_json_has_no_form_for_is_open_and_warned_of(annotation):
+def test_types_without_json_are_open_with_a_warning(annotation):
     tool = of(annotation)
     assert property_of(tool) == {}
     assert len(tool.described.warnings) == 1
@@ -406,7 +406,7 @@ def test_every_kind_of_parameter_is_described():
     assert "more" not in made["properties"]
 
 
-def test_positional_arguments_for_who_takes_none():
+def test_surplus_positional_arguments_are_refused():
     def function(a):
         pass
 
@@ -643,7 +643,7 @@ class Adder:
     functools.lru_cache(functools.partial(_add, y=10)), functools.partial(Adder(), y=10),
     functools.partial(functools.partial(_add, y=10), z=1),
 ], ids=lambda one: getattr(one, "__qualname__", type(one).__name__))
-def test_what_a_callable_shows_is_what_it_takes(function: typing.Callable[..., Any]) -> None:
+def test_a_callable_takes_the_parameters_that_it_shows(function: typing.Callable[..., Any]) -> None:
     found = schema.signature(function)
     assert found.input_schema["required"] == ["x"]
     assert found.input_schema["properties"]["x"]["type"] == "integer"
@@ -657,7 +657,7 @@ def test_a_wrapper_with_a_parameter_more_shows_it() -> None:
     assert schema.signature(_one_more).output_schema == {"type": "array", "items": {"type": "integer"}}
 
 
-def test_what_a_signature_hides_is_said() -> None:
+def test_hidden_signatures_are_reported() -> None:
     def hidden(*args, **kwargs):
         """Does it."""
 
@@ -668,7 +668,7 @@ def test_what_a_signature_hides_is_said() -> None:
     assert schema.signature(fields).warnings == []
 
 
-def test_an_alias_is_what_callers_write() -> None:
+def test_callers_write_the_alias() -> None:
     import pydantic
 
     def renamed(x: Annotated[int, pydantic.Field(alias="user-id")], y: int = pydantic.Field(2, validation_alias="Y"),

@@ -45,12 +45,12 @@ def test_descriptors_that_stand_for_other_files_are_put_back():
     assert after("os.dup2(2, 1), os.dup2(os.open(os.devnull, os.O_RDWR), 0), os.dup2(0, 2)") == ("1 10", "2")
 
 
-def test_a_worker_whose_copies_are_gone_is_fit_for_no_other_call():
+def test_a_worker_without_its_copies_takes_no_further_call():
     program = "os.closerange(snapshot.HIGH, snapshot.HIGH + 9); os.close(2); assert not taken.mend(); os._exit(0)"
     assert after(program) == ("", "")
 
 
-def test_what_was_closed_before_the_first_call_stays_closed():
+def test_descriptors_closed_before_the_first_call_stay_closed():
     change = "os.close(0); taken = snapshot.Snapshot(); taken.hold(); taken.begin(); os.write(1, b'%d' % taken.mend())"
     out, err = after(change)
     assert out == "11 1"

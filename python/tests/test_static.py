@@ -29,11 +29,11 @@ def test_the_documentation_is_read(tmp_path, source):
     "def other():\n    def tool(): 'Inner.'", "#" * (3 << 20) + "\ndef tool(): 'Does it.'",
     f"def tool():\n    {'x' * (1 << 19)!r}",
 ])
-def test_what_is_not_there_has_none(tmp_path, source):
+def test_missing_functions_have_no_documentation(tmp_path, source):
     assert documentation(tmp_path, source) == ""
 
 
-def test_a_file_that_is_too_deep_costs_itself_alone(tmp_path):
+def test_a_too_deep_file_affects_no_other(tmp_path):
     assert documentation(tmp_path, "x = " + "-" * 5000 + "1\ndef tool(): 'Does it.'") in ("", "Does it.")
 
 

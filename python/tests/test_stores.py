@@ -50,7 +50,7 @@ NOTHING = object()
     ("{invalid}", (), ValueError), ("no JSON", (), ValueError), ("", (), ValueError),
     ("[" * 50_000, (), ValueError), ("x" * 100_001, (), ValueError),
 ])
-def test_what_a_model_wrote(text: str, keys: list[str], found: Any) -> None:
+def test_json_of_models_is_repaired(text: str, keys: list[str], found: Any) -> None:
     pytest.importorskip("json_repair")
     if found is ValueError:
         with pytest.raises(ValueError, match="Failed to parse JSON"):
@@ -136,7 +136,7 @@ def test_casting(annotation: Any, given: Any, arrives: Any) -> None:
     (Person, {"name": "a", "age": 1, "x": 1}, "/bar/x"), (Color, "green", "/bar"), (Literal[1, 2], "3", "/bar"),
     (Optional[int], "x", "/bar"), (Union[int, bool], "x", "/bar"), (tuple[int, str], [1], ""), (int, "9" * 400, "/bar"),
 ])
-def test_what_cannot_be_cast_is_refused_with_its_place(annotation: Any, given: Any, place: str) -> None:
+def test_a_failed_cast_is_refused_with_its_place(annotation: Any, given: Any, place: str) -> None:
     with pytest.raises(toolmesh.InvalidArguments) as raised:
         of(annotation).execute("tool", {"bar": given})
     assert raised.value.started is False and isinstance(raised.value, ValueError)
@@ -293,7 +293,7 @@ def test_plain_functions_do_not_hold_up_the_event_loop() -> None:
     assert sorted(asyncio.run(main())) == [0, 1, 2, 3]
 
 
-def test_what_cannot_be_awaited_is_another_error() -> None:
+def test_awaiting_a_plain_function_is_another_error() -> None:
     def stops() -> None:
         raise StopIteration
 
@@ -339,7 +339,7 @@ def test_duplicates() -> None:
 @pytest.mark.parametrize("message", [
     '{"kwargs": {}}', '{"toolname": 3}', '{"toolname": "plain", "kwargs": [1]}', "[1]", "x",
 ])
-def test_texts_that_call_nothing(message: str) -> None:
+def test_texts_without_a_call(message: str) -> None:
     with pytest.raises(ValueError, match="Failed to parse JSON"):
         EVERY.parse_and_execute(message)
 
@@ -381,7 +381,7 @@ def test_true_is_no_number(annotation: Any) -> None:
         of(annotation).execute("tool", {"bar": True})
 
 
-def test_what_is_no_tool() -> None:
+def test_other_objects_are_refused_as_tools() -> None:
     with pytest.raises(TypeError, match="not int"):
         Index([3])  # type: ignore[list-item]
     assert Index().tools == [] and Index([]).tools_dict == {} and Index().format_tools("anthropic") == []
@@ -494,7 +494,7 @@ def test_a_token_in_a_source_is_in_no_command_line_name_or_error(
     assert "hid" not in str(raised.value) and "host.example" in str(raised.value)
 
 
-def test_the_mesh_that_is_meant_is_the_one_that_was_given(told: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_given_mesh_is_used(told: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESH_NATS_CONTEXT", "another")
     monkeypatch.setenv("MESH_SESSION", "another")
     monkeypatch.setenv("NATS_URL", "another")
@@ -506,7 +506,7 @@ def test_the_mesh_that_is_meant_is_the_one_that_was_given(told: pathlib.Path, mo
     assert "MESH_NATS_CREDS=/my/creds\n" in seen
 
 
-def test_what_was_just_installed_is_described(
+def test_a_new_index_is_described_at_once(
     told: pathlib.Path, nowhere: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member of the mesh may be a moment late."""
@@ -531,7 +531,7 @@ def test_a_pin_is_the_revision(told: pathlib.Path, nowhere: Mesh) -> None:
     assert json.loads((told / "stdin").read_text())["source"] == "owner/repo"
 
 
-def test_what_cannot_be_loaded(told: pathlib.Path, nowhere: Mesh) -> None:
+def test_sources_that_cannot_be_loaded(told: pathlib.Path, nowhere: Mesh) -> None:
     mesh = nowhere
     for wrong in (lambda: Index([told / "none"], mesh=mesh), lambda: LocalIndex(told / "none", mesh=mesh),
                   lambda: Index([str(told)], include={str(told): ["a.b"]}, mesh=mesh),
@@ -541,14 +541,14 @@ def test_what_cannot_be_loaded(told: pathlib.Path, nowhere: Mesh) -> None:
             wrong()
 
 
-def test_what_has_no_effect_is_said() -> None:
+def test_options_without_effect_are_reported() -> None:
     with pytest.warns(UserWarning, match="cache_dir has no effect"):
         Index([plain], cache_dir="x")
     with pytest.warns(UserWarning, match="sys_executable has no effect"):
         Index([plain], sys_executable="python3.12")
 
 
-def test_an_alias_is_the_parameter_whatever_its_value_is() -> None:
+def test_an_alias_names_the_parameter_for_any_value() -> None:
     import pydantic
 
     def ask(most: typing.Annotated[Any, pydantic.Field(alias="max")] = 5) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +12,7 @@ import pytest
 from toolmesh._client import payloads
 from toolmesh._client.call import Call, Pending
 from toolmesh._client.connection import Connection
-from toolmesh._client.streams import Stream
+from toolmesh._client.streams import Attempt, pages
 from toolmesh._core import errors
 
 
@@ -30,12 +31,11 @@ class Deaf:
         await asyncio.Event().wait()
 
 
-def test_a_cancel_that_is_lost_comes_again() -> None:
+def test_a_lost_cancel_is_sent_again() -> None:
     async def main() -> None:
         link = Deaf()
         call = Call("default", "a.b", b"{}", "rpc_stream_1")
-        pages = Stream(cast(Connection, link), call).pages()
-        reading = asyncio.ensure_future(anext(pages))
+        reading = asyncio.ensure_future(anext(pages(cast(Connection, link), call)))
         await link.begun.wait()
         reading.cancel()
         await asyncio.wait([reading], timeout=10)
@@ -44,8 +44,20 @@ def test_a_cancel_that_is_lost_comes_again() -> None:
     asyncio.run(main())
 
 
+def test_a_fault_ends_a_stream() -> None:
+    async def main() -> None:
+        async def attempts(*_: object) -> None:
+            raise OSError("a fault")
+
+        link = SimpleNamespace(loop=asyncio.get_running_loop(), attempts=attempts)
+        with pytest.raises(OSError, match="a fault"):
+            await anext(pages(cast(Connection, link), Call("s", "a.b", b"{}", "r")))
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
 @pytest.mark.parametrize("text", ["²", "٣", "9" * 5000, "-1", "+1", "1_0", ""])
-def test_numbers_in_headers_that_are_none(text: str) -> None:
+def test_headers_without_valid_numbers(text: str) -> None:
     """A node of somebody else's may write anything: it is an error of the protocol, not one of this program."""
     def message(**headers: str) -> Any:
         return SimpleNamespace(subject="a", data=b"", headers={f"Mesh-{key}": one for key, one in headers.items()})
@@ -56,12 +68,11 @@ def test_numbers_in_headers_that_are_none(text: str) -> None:
         one = Pending(connection, "a")
         one.take(message(Keepalive="1", High=f"{text};terminal"))
         assert one.high == 0
-        stream = Stream(connection, Call("s", "t", b"{}", "r"))
+        stream = Attempt(connection, Call("s", "t", b"{}", "r"), asyncio.Queue())
         stream._add(message(Chunk="data", Seq=text))
         assert stream._bad is not None and stream._bad.code == "protocol_error"
-        stream._replay = one
-        one.messages.append(message(High=text))
-        assert stream._settled() and stream._high == 0
+        stream._settle(message(High=text), 1)
+        assert stream._high == 0
 
         async def ready() -> Any:
             return SimpleNamespace(publish=publish)
@@ -71,6 +82,41 @@ def test_numbers_in_headers_that_are_none(text: str) -> None:
 
         connection.ready = ready
         with pytest.raises(errors.Unavailable):
-            await payloads._page(connection, "a", 0, 0, 0.0)
+            await payloads._page(connection, "a", 0, 0, math.inf)
 
     asyncio.run(main())
+
+
+def test_an_attempt_has_no_items_of_an_earlier_one() -> None:
+    """The second item of a node came before its first one, and the node was lost: another one makes its own items."""
+    async def main() -> None:
+        link = Connection(lambda: None, "", "s")  # type: ignore[arg-type,return-value]
+        link._clock.asks = lambda: False  # type: ignore[method-assign]
+        live: list[Callable[[Any], None]] = []
+
+        def chunk(seq: int, data: bytes, kind: str = "data") -> None:
+            live[-1](SimpleNamespace(data=data, headers={"Mesh-Chunk": kind, "Mesh-Seq": str(seq)}))
+
+        async def subscribe(_subject: str, future: Any) -> Any:
+            live.append(future.set_result)
+            return SimpleNamespace(unsubscribe=publish)
+
+        async def publish(*_: object) -> None:
+            pass
+
+        async def post(_subject: str, _body: bytes, reply: str, _headers: dict[str, str]) -> None:
+            if len(live) == 1:
+                chunk(2, b'"old"')
+                lost = {"Mesh-Error-Code": "node_lost"}
+                link.pending[reply].take(SimpleNamespace(subject=reply, data=b"", headers=lost))  # type: ignore[arg-type]
+                return
+            chunk(1, b'"new"')
+            chunk(2, b'"new"')
+            chunk(3, b"", "complete")
+
+        link._nc = SimpleNamespace(  # type: ignore[assignment]
+            post=post, publish=publish, subscribe=subscribe, is_closed=False, is_connected=True, max_payload=1 << 20)
+        call = Call("s", "a.b", b"{}", "rpc_stream_1", idempotent=True)
+        assert [page async for page in pages(link, call)] == [[b'"new"', b'"new"']]
+
+    asyncio.run(asyncio.wait_for(main(), 10))

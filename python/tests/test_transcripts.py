@@ -66,7 +66,7 @@ def lines(path: pathlib.Path) -> list[tuple[str, str, bytes, bytes]]:
 
 
 @pytest.mark.parametrize("path", sorted(TRANSCRIPTS.glob("*.txt")), ids=lambda path: path.stem)
-def test_recorded_frames_are_what_they_say(path):
+def test_recorded_frames_match_their_description(path):
     assert lines(path)
     for _, kind, header, body in lines(path):
         length, number, _, _, _ = frames.HEADER.unpack(header)

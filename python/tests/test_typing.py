@@ -53,7 +53,7 @@ Host(indx="b")  # no-such
 
 
 @pytest.mark.timeout(300)
-def test_what_mypy_finds(tmp_path: pathlib.Path) -> None:
+def test_mypy_finds_misspelt_keywords(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("mypy")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -120,7 +120,7 @@ def test_a_text_goes_to_str_where_there_is_one(annotation, value, wanted):
         assert [type(one) for one in got] == [type(one) for one in wanted]
 
 
-def test_what_pydantic_makes_of_a_text_comes_after_str():
+def test_str_comes_before_conversions_of_pydantic():
     import pydantic
 
     assert load(pydantic.HttpUrl | str, "http://a.example/") == "http://a.example/"

@@ -94,7 +94,7 @@ for _ in range(50000):
     ((n for n in [1]), "result", "generator"),
     ({1: {2, float("nan")}}, "result[1][0]", "NaN"),
 ], ids=lambda value: str(value)[:40])
-def test_what_json_cannot_carry_is_refused_with_its_place(value, path, words):
+def test_values_without_json_are_refused_with_their_place(value, path, words):
     with pytest.raises(NotSerializable) as caught:
         encode(value)
     if "{2, nan}" not in repr(value):
@@ -148,7 +148,7 @@ def test_numpy_values():
     assert caught.value.path == "result.a[1]"
 
 
-def test_times_of_numpy_say_what_they_are():
+def test_times_of_numpy_are_exact():
     # numpy itself makes bare numbers of them, of nanoseconds since 1970.
     import numpy
 
@@ -184,7 +184,7 @@ class _Scalar:
         return self
 
 
-def test_what_converts_to_itself_is_named():
+def test_a_conversion_to_itself_is_named():
     with pytest.raises(NotSerializable, match=r"result\.a is of type numpy\._Scalar, which"):
         encode({"a": _Scalar()})
 
@@ -290,7 +290,7 @@ class _EndlessText(str):
 
 
 @pytest.mark.parametrize("endless", [_EndlessList([1]), _EndlessTuple((1,)), _EndlessSet({1}), _EndlessItems(a=1)])
-def test_what_yields_items_without_end_is_refused(endless) -> None:
+def test_endless_iterables_are_refused(endless) -> None:
     for value, path in ((endless, "result"), ({"a": [endless]}, "result.a[0]"), ({"a": endless}, "result.a")):
         with pytest.raises(NotSerializable, match="of more than 1000000 elements") as failure:
             encode(value)
@@ -298,11 +298,11 @@ def test_what_yields_items_without_end_is_refused(endless) -> None:
         assert failure.value.type_name == type(endless).__name__
 
 
-def test_what_only_seems_endless_is_what_it_holds() -> None:
+def test_endless_iterators_of_subclasses_are_ignored() -> None:
     assert encode([_EndlessDict(a=1), _EndlessText("text")]) == b'[{"a":1},"text"]'
 
 
-def test_a_subclass_with_items_of_its_own_is_what_it_says() -> None:
+def test_a_subclass_with_its_own_items_is_read_by_them() -> None:
     class Backwards(list[int]):
         def __iter__(self):
             return reversed(list(self[:]))

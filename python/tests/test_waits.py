@@ -44,7 +44,7 @@ def test_a_node_is_not_silent_while_its_request_waits_to_be_written(monkeypatch)
         await link.send(one, Call("s", "a.b", b"{}", "r"), {})
         pinged: list[object] = []
         link._ping = pinged.append  # type: ignore[method-assign,assignment]
-        await link.alive(one, one.asked)
+        await link.alive(one)
         assert not pinged and one.sent == 100
 
     asyncio.run(asyncio.wait_for(main(), 10))

@@ -49,7 +49,7 @@ type call struct {
 	req     *codec.Request
 	rpc     subjects.RPCID    // as it travels
 	batch   *codec.Batch      // nil for most; without its members
-	tools   []subjects.ToolID // that it calls
+	tools   []subjects.ToolID // the tools that it calls
 	pools   map[string]int    // calls of it, by the pool that they wait for
 	epoch   string            // of the session, as the view knew it
 	account subjects.SessionID
@@ -165,7 +165,7 @@ func (c *call) run() {
 			c.end(unavailable("router %s, where the call waited, was held up: send it again", s.node))
 			return
 		case node != "" && c.deserted():
-			c.end(unavailable("the caller was gone before the call could begin"))
+			c.end(unavailable("the call did not begin: its caller is gone"))
 			return
 		case node != "" && time.Now().After(c.retryAt) && c.mayPass():
 			if c.pass(node, boot, ticker.C) {
@@ -217,7 +217,7 @@ func (c *call) late() bool {
 // for again. Callers that answer are asked instead, and those of streams have time to come back.
 func (c *call) deserted() bool {
 	q := c.req
-	return q.Keepalive && !q.Answers && q.Delivery == codec.DeliverNone && !q.Outlive && q.IdempotencyKey == "" && c.probe.Nobody()
+	return q.Keepalive && !q.Answers && q.Delivery == codec.DeliverNone && !q.Outlive && q.IdempotencyKey == "" && c.probe.NoSubscriber()
 }
 
 // look finds a node that may take the call; none yet is no error. refused is why no node ever
@@ -306,7 +306,6 @@ func (c *call) sign() bool {
 	return c.say(c.req.AwaitsHeader(word, 0))
 }
 
-// say sends a keepalive.
 func (c *call) say(header codec.Header) bool {
 	if !c.req.Keepalive {
 		return true
@@ -343,7 +342,6 @@ func (c *call) expired(why string) *toolmesh.Error {
 	return e.WithDetail("waited_ms", waited.Milliseconds())
 }
 
-// end answers a call that waits.
 func (c *call) end(e *toolmesh.Error) {
 	c.s.waited(c, e.Code)
 	c.s.log.Info("a call that waited for a node has ended without one", c.about(slog.String("code", string(e.Code)))...)

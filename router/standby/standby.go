@@ -284,7 +284,7 @@ func (s *Standby) receive(m *nats.Msg) {
 	case over:
 		c.answer(unavailable("router %s stops: send it again", s.node))
 	case !place:
-		c.answer(unavailable("router %s holds %d calls for nodes, and this session has its part of them: start nodes, or send again later", s.node, s.opts.Calls))
+		c.answer(unavailable("router %s holds %d calls that wait for nodes, and this session has its share of them: start nodes, or send the call again later", s.node, s.opts.Calls))
 	case !room:
 		c.answer(toolmesh.Errorf(toolmesh.CodeBusy, "the calls that wait at router %s hold this session's share of %d bytes: send the call again later", s.node, heldBytes).
 			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("limit", "held_bytes").WithDetail("max", heldBytes))

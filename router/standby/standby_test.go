@@ -152,7 +152,7 @@ func TestCallsThatDoNotWait(t *testing.T) {
 }
 
 // A call that has "for ever" waits as any other, and has its answer when it has run.
-func TestCallsWithoutEnd(t *testing.T) {
+func TestVeryLongCallsAreBounded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})
 	var calls []<-chan *nats.Msg
@@ -218,7 +218,7 @@ func TestSessionsShareThePlaces(t *testing.T) {
 		r.awaits(n + 1)
 	}
 	for _, session := range []string{"made-up-2", "default"} {
-		if e := failure(t, <-request(session)); e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo || !strings.Contains(e.Message, "its part") {
+		if e := failure(t, <-request(session)); e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo || !strings.Contains(e.Message, "its share") {
 			t.Errorf("one more of session %s: %+v", session, e)
 		}
 	}
@@ -544,7 +544,7 @@ func TestRouterAndNodeAreCutOff(t *testing.T) {
 	r.release <- struct{}{}
 }
 
-// heldUp is told when a caller is told that its call waits.
+// heldUp gets a signal when a caller is told that its call waits.
 func (r *rig) heldUp() <-chan string {
 	r.t.Helper()
 	told := make(chan string, 1000)
@@ -559,7 +559,7 @@ func (r *rig) heldUp() <-chan string {
 	return told
 }
 
-// A caller that answers is asked before its call is passed on, and told to whom.
+// A caller that answers is asked before its call is passed on, and told the node.
 func TestCallersAreAsked(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})
@@ -606,7 +606,7 @@ func TestCallersAreAsked(t *testing.T) {
 	}
 }
 
-// The caller of a call that was passed on dies without a word: its node is told.
+// The caller of a call that was passed on is killed: the call's node ends it.
 func TestCallerOfACallThatWasPassedOnIsGone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, single(t), 1, &standby.Options{})

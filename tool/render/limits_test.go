@@ -2,6 +2,7 @@ package render_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -69,7 +70,7 @@ func TestSchemasThatGrowAreBounded(t *testing.T) {
 	}
 }
 
-// Dialects before 2020-12 say the same in other words.
+// Dialects before 2020-12 say the same in other words; seldom used ones are left out, with a note.
 func TestOlderDialectsAreWrittenInToday(t *testing.T) {
 	t.Parallel()
 	old := one(`{"$schema":"http://json-schema.org/draft-04/schema#","id":"http://example.com/x","type":"object",
@@ -78,10 +79,15 @@ func TestOlderDialectsAreWrittenInToday(t *testing.T) {
 		"dependencies":{"pair":["other"]}}`)
 	r := rendered(t, render.Anthropic, old)
 	const want = `{"name":"index-module-x","description":"Does one thing.","input_schema":{"type":"object","properties":{"pair":{"type":"array",` +
-		`"prefixItems":[{"$ref":"#/$defs/p","description":"ignored"},{"type":"string"}],"items":false}},"dependentRequired":{"pair":["other"]},` +
-		`"$defs":{"p":{"type":"integer","exclusiveMinimum":0}}}}`
+		`"prefixItems":[{"$ref":"#/$defs/p","description":"ignored"},{"type":"string"}],"items":false}},` +
+		`"$defs":{"p":{"type":"integer","minimum":0}}}}`
 	if string(r.JSON) != want {
 		t.Errorf("got  %s\nwant %s", r.JSON, want)
+	}
+	for _, word := range []string{"dependencies", "exclusiveMinimum"} {
+		if !slices.ContainsFunc(r.Notes, func(note string) bool { return strings.Contains(note, word+" is left out") }) {
+			t.Errorf("no note on %s: %q", word, r.Notes)
+		}
 	}
 	for _, format := range render.Formats() {
 		rendered(t, format, old)

@@ -17,7 +17,7 @@ func (s *schema) arguments() *object {
 		s.notes.add("", "allOf is written as one object that allows more")
 	}
 	out := flat.clone()
-	out.drop("$ref", "allOf", "title")
+	out.drop("title")
 	for _, word := range []string{"anyOf", "oneOf"} {
 		if out.has(word) {
 			out = s.joinAlternatives(out, word)
@@ -147,13 +147,10 @@ func (l *looseWriter) schema(o *object) *object {
 	}
 	for _, key := range o.keys {
 		value := o.get(key)
-		switch {
-		case key == "$ref":
+		if key == "$ref" {
 			l.reference(o)
-			out.set(key, value)
-		case schemaWords[key], listWords[key], mapWords[key], plainWords[key]:
-			out.set(key, inner(key, value, l.value))
 		}
+		out.set(key, inner(key, value, l.value))
 	}
 	if l.complete {
 		l.finish(o, out)
@@ -189,7 +186,7 @@ func (l *looseWriter) forGemini(o *object) *object {
 			out.set("enum", []any{value})
 		case geminiWords[key]:
 			out.set(key, value)
-		case asserts(newObject(key, value)) && !isNever(o):
+		case !annotationWords[key] && !isNever(o):
 			l.in.notes.add("", "Gemini documents no %s: it is checked when the tool is called", key)
 		}
 	}

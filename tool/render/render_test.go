@@ -191,7 +191,7 @@ func TestArguments(t *testing.T) {
 		{"unicode_names", `{"größe":1}`, `{"größe":1}`, ""},
 		{`{"type":"object","properties":{"größe":{"type":"integer"}}}`, `{"gr__e_d353a267":1}`, `{"größe":1}`, ""},
 		// Text, where none is taken.
-		{"list_literal_int", `{"x":"[1, 2]"}`, `{"x":[1,2]}`, `/x: the text "[1, 2]" was read as [1,2]`},
+		{"list_literal_int", `{"x":"[1, 2]"}`, `{"x":[1,2]}`, `/x: the text "[1, 2]" was read as an array of 2 items`},
 		{"list_literal_int", `{"x":["1","2"]}`, `{"x":[1,2]}`, "/x/0"},
 		{"dict_int", `{"x":"{\"a\": \"1\"}"}`, `{"x":{"a":1}}`, "/x"},
 		{"int", `{"x":"5"}`, `{"x":5}`, "/x"},
@@ -307,7 +307,7 @@ func TestStructuredContentFitsTheOutputSchema(t *testing.T) {
 		return d
 	}())
 	if _, err := r.StructuredContent(json.RawMessage(`{"a"`)); toolmesh.CodeOf(err) != toolmesh.CodeProtocolError {
-		t.Errorf("a result that is no JSON: %v", err)
+		t.Errorf("a result that is not JSON: %v", err)
 	}
 }
 

@@ -134,9 +134,8 @@ var (
 	// annotationWords assert nothing.
 	annotationWords = words("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
 		"contentEncoding", "contentMediaType", "contentSchema", "format")
-	// droppedWords say where a schema lives, or are for its authors only.
-	droppedWords = words("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary",
-		"$comment", "$defs", "definitions", "additionalItems", "dependencies", "$dynamicRef", "$recursiveRef")
+	// oldWords are seldom used, and assert something.
+	oldWords = words("dependencies", "$dynamicRef", "$recursiveRef")
 )
 
 // number makes a json.Number.
@@ -177,35 +176,27 @@ func (r *reader) schema(o *object, root bool) *object {
 		switch {
 		case key == "$ref":
 			r.reference(out, value)
-		case key == "$dynamicRef" || key == "$recursiveRef":
-			r.out.notes.add("", "%s is not followed: what it stands for is left open", key)
-		case droppedWords[key]:
+		case oldWords[key], strings.HasPrefix(key, "exclusiveM") && isBool(value): // of draft-04
+			r.out.notes.add("", "%s is left out: it is checked when the tool is called", key)
 		case r.old && o.has("$ref") && !annotationWords[key]:
 		case key == "items" && r.tuple && isList(value):
 			out.set("prefixItems", inner("prefixItems", value, func(v any) any { return r.value(v) }))
 			if rest, ok := o.values["additionalItems"]; ok {
 				out.set("items", r.value(rest))
 			}
-		case (key == "exclusiveMinimum" || key == "exclusiveMaximum") && value == true: // draft-04
-			bound := strings.ToLower(strings.TrimPrefix(key, "exclusive"))
-			if limit, ok := o.values[bound]; ok {
-				out.set(key, limit)
-				out.drop(bound)
-			}
-		case (key == "exclusiveMinimum" || key == "exclusiveMaximum") && value == false:
-		case key == "minimum" && o.get("exclusiveMinimum") == true, key == "maximum" && o.get("exclusiveMaximum") == true:
-		default:
-			if _, boolean := value.(bool); !boolean || key != "additionalProperties" {
+		case plainWords[key], schemaWords[key], listWords[key], mapWords[key]: // others say nothing, or where a schema lives
+			if !isBool(value) || key != "additionalProperties" {
 				value = inner(key, value, func(v any) any { return r.value(v) })
 			}
 			out.set(key, value)
 		}
 	}
-	r.dependencies(o, out)
 	return out
 }
 
 func isList(v any) bool { _, ok := v.([]any); return ok }
+
+func isBool(v any) bool { _, ok := v.(bool); return ok }
 
 // inner is the value of a word with each schema in it turned by f.
 func inner(key string, value any, f func(v any) any) any {
@@ -229,28 +220,6 @@ func inner(key string, value any, f func(v any) any) any {
 		return out
 	}
 	return value
-}
-
-// dependencies are one word for two things before 2019-09.
-func (r *reader) dependencies(o, out *object) {
-	given := o.object("dependencies")
-	if given == nil {
-		return
-	}
-	names, schemas := newObject(), newObject()
-	for _, name := range given.keys {
-		if value := given.get(name); isList(value) {
-			names.set(name, value)
-		} else {
-			schemas.set(name, r.value(value))
-		}
-	}
-	if len(names.keys) > 0 {
-		out.set("dependentRequired", names)
-	}
-	if len(schemas.keys) > 0 {
-		out.set("dependentSchemas", schemas)
-	}
 }
 
 // reference turns a $ref into one to a definition; one that cannot be followed allows any value.
@@ -328,8 +297,7 @@ func (s *schema) target(o *object) (*object, string) {
 // those given.
 func asserts(o *object, except ...string) bool {
 	for _, key := range o.keys {
-		known := plainWords[key] || schemaWords[key] || listWords[key] || mapWords[key] || key == "$ref"
-		if known && !annotationWords[key] && !slices.Contains(except, key) {
+		if !annotationWords[key] && !slices.Contains(except, key) {
 			return true
 		}
 	}
@@ -394,13 +362,6 @@ func merge(a, b *object) bool {
 		}
 		switch key {
 		case "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly":
-		case "type":
-			kinds := intersect(kindsOf(mine), kindsOf(value))
-			if len(kinds) == 0 {
-				a.set("not", newObject())
-			} else {
-				a.set(key, typeOf(kinds))
-			}
 		case "properties":
 			joined := mine.(*object).clone()
 			for _, name := range value.(*object).keys {
@@ -413,16 +374,6 @@ func merge(a, b *object) bool {
 			a.set(key, joined)
 		case "required":
 			a.set(key, union(mine.([]any), value.([]any)))
-		case "additionalProperties":
-			if mine == true || value == false {
-				a.set(key, value)
-			} else if old, ok := mine.(*object); ok && value != true {
-				a.set(key, newObject("allOf", []any{old, value}))
-			}
-		case "items":
-			a.set(key, newObject("allOf", []any{mine, value}))
-		case "uniqueItems":
-			a.set(key, true)
 		default:
 			exact = false
 		}
@@ -485,74 +436,4 @@ func kindsOf(v any) []string {
 		return kinds
 	}
 	return nil
-}
-
-// typeOf writes the value of "type".
-func typeOf(kinds []string) any {
-	if len(kinds) == 1 {
-		return kinds[0]
-	}
-	list := make([]any, len(kinds))
-	for i, kind := range kinds {
-		list[i] = kind
-	}
-	return list
-}
-
-func intersect(a, b []string) []string {
-	var out []string
-	for _, kind := range a {
-		if kind == "number" && !slices.Contains(b, "number") {
-			kind = "integer"
-		}
-		if slices.Contains(b, kind) || kind == "integer" && slices.Contains(b, "number") {
-			out = append(out, kind)
-		}
-	}
-	return out
-}
-
-// kinds are the JSON types that a flat schema names, itself or by its values; nil is any.
-func kinds(o *object) (list []string) {
-	types := kindsOf(o.get("type"))
-	values, ok := choices(o)
-	if !ok {
-		return types
-	}
-	for _, one := range values {
-		kind := tool.KindOf(one)
-		if kind == "integer" && slices.Contains(types, "number") && !slices.Contains(types, "integer") {
-			kind = "number"
-		}
-		if !slices.Contains(list, kind) {
-			list = append(list, kind)
-		}
-	}
-	if slices.Contains(list, "integer") && slices.Contains(list, "number") {
-		list = slices.DeleteFunc(list, func(kind string) bool { return kind == "integer" })
-	}
-	return list
-}
-
-// choices returns the values of enum or const that fit the schema's type.
-func choices(o *object) ([]any, bool) {
-	var values []any
-	switch {
-	case o.has("const"):
-		values = []any{o.get("const")}
-	case o.has("enum"):
-		values = o.list("enum")
-	default:
-		return nil, false
-	}
-	types := kindsOf(o.get("type"))
-	var kept []any
-	for _, one := range values {
-		kind := tool.KindOf(one)
-		fits := !o.has("type") || slices.Contains(types, kind) || kind == "integer" && slices.Contains(types, "number")
-		if fits && !contains(kept, one) {
-			kept = append(kept, one)
-		}
-	}
-	return kept, true
 }

@@ -108,47 +108,70 @@ func (s *strictWriter) schema(o *object, path string, depth int) *object {
 			return s.alternatives(flat, word, path, depth)
 		}
 	}
-	if values, ok := choices(flat); ok && len(values) == 0 {
-		s.refuse(path, "no value is allowed here")
-		return newObject()
-	}
-	types := kinds(flat)
-	switch len(types) {
-	case 0:
-		s.refuse(path, "anything is allowed here, and strict needs a type")
-		return newObject()
-	case 1:
-		return s.typed(flat, types[0], path, depth)
-	}
-	// Several types, each with the words that are about it.
-	branches := make([]any, len(types))
-	for i, kind := range types {
-		branches[i] = without(flat, kind)
-		if kind == "null" {
-			branches[i] = newObject("type", "null")
-		}
-	}
-	several := newObject("anyOf", branches)
-	several.take(flat, "description", "default")
-	return s.alternatives(several, "anyOf", path, depth)
-}
-
-// without is a schema narrowed to one of its types.
-func without(o *object, kind string) *object {
-	out := o.clone()
-	if values, ok := choices(o); ok {
-		var kept []any
-		for _, one := range values {
-			if k := tool.KindOf(one); k == kind || k == "integer" && kind == "number" {
-				kept = append(kept, one)
+	parts, listed := split(flat)
+	switch {
+	case len(parts) == 1:
+		return s.typed(parts[0], path, depth)
+	case len(parts) > 1:
+		branches := make([]any, len(parts))
+		for i, part := range parts {
+			part.drop("description", "default", "title", "examples")
+			if branches[i] = part; part.get("type") == "null" {
+				branches[i] = newObject("type", "null")
 			}
 		}
-		out.drop("const")
-		out.set("enum", kept)
+		several := newObject("anyOf", branches)
+		several.take(flat, "description", "default")
+		return s.alternatives(several, "anyOf", path, depth)
+	case listed:
+		s.refuse(path, "no value is allowed here")
+	default:
+		s.refuse(path, "anything is allowed here, and strict needs a type")
 	}
-	out.set("type", kind)
-	out.drop("description", "default", "title", "examples")
-	return out
+	return newObject()
+}
+
+// split returns the schemas of one type each that a flat schema stands for. listed reports whether it lists
+// its values: those of its types are left, in an enum.
+func split(o *object) (parts []*object, listed bool) {
+	types, values := kindsOf(o.get("type")), o.list("enum")
+	if listed = o.has("enum"); o.has("const") {
+		values, listed = []any{o.get("const")}, true
+	}
+	part := func(kind string) *object {
+		for _, one := range parts {
+			if one.get("type") == kind {
+				return one
+			}
+		}
+		one := o.clone()
+		one.drop("const", "enum")
+		one.set("type", kind)
+		parts = append(parts, one)
+		return one
+	}
+	if !listed {
+		for _, kind := range types {
+			part(kind)
+		}
+		return parts, false
+	}
+	allowed := func(kind string) bool { return !o.has("type") || slices.Contains(types, kind) }
+	// A whole number is a number where others are, too.
+	number := !allowed("integer") || slices.ContainsFunc(values, func(v any) bool { return allowed("number") && tool.KindOf(v) == "number" })
+	for _, value := range values {
+		kind := tool.KindOf(value)
+		if kind == "integer" && number {
+			kind = "number"
+		}
+		if !allowed(kind) {
+			continue
+		}
+		if one := part(kind); kind != "null" && !contains(one.list("enum"), value) {
+			one.set("enum", append(one.list("enum"), value))
+		}
+	}
+	return parts, true
 }
 
 // reference keeps a $ref: strict schemas may be recursive. Nothing may stand
@@ -168,10 +191,10 @@ func (s *strictWriter) reference(target *object, name, text string) *object {
 }
 
 // typed renders a schema of one type.
-func (s *strictWriter) typed(o *object, kind, path string, depth int) *object {
+func (s *strictWriter) typed(o *object, path string, depth int) *object {
+	kind, text := o.text("type"), o.text("description")
 	out := newObject("type", kind)
-	text := o.text("description")
-	if values, ok := choices(o); ok && kind != "null" {
+	if values := o.list("enum"); values != nil {
 		if kind == "object" || kind == "array" {
 			s.refuse(path, "strict has no enum of objects or arrays")
 		}
@@ -298,23 +321,16 @@ func (s *strictWriter) members(o, out *object, path string, depth int) {
 	if properties == nil {
 		properties = newObject()
 	}
-	switch more := o.get("additionalProperties").(type) {
-	case nil:
-		if len(properties.keys) == 0 {
-			s.refuse(path, "an object of any members is open, and strict has closed objects only")
-			return
-		}
+	more, open := o.get("additionalProperties"), o.object("additionalProperties")
+	switch {
+	case more == nil && len(properties.keys) == 0:
+		s.refuse(path, "an object of any members is open, and strict has closed objects only")
+		return
+	case more == nil:
 		s.notes.add(path, "further members, which the tool's schema does not forbid, are not offered")
-	case bool:
-		if more {
-			s.refuse(path, "the object is open (additionalProperties), and strict has closed objects only")
-			return
-		}
-	case *object:
-		if !isNever(more) {
-			s.refuse(path, "the object is open (additionalProperties), and strict has closed objects only")
-			return
-		}
+	case more == true, open != nil && !isNever(open):
+		s.refuse(path, "the object is open (additionalProperties), and strict has closed objects only")
+		return
 	}
 	needed := o.list("required")
 	for _, name := range needed {
@@ -384,11 +400,7 @@ func orNull(o *object) *object {
 
 // alternatives renders anyOf, and oneOf as anyOf.
 func (s *strictWriter) alternatives(o *object, word, path string, depth int) *object {
-	other := "oneOf"
-	if word == other {
-		other = "anyOf"
-	}
-	if o.has(other) || asserts(o, word, "type") || o.has("type") && !s.implied(o, word) {
+	if asserts(o, word, "type") || o.has("type") && !s.implied(o, word) {
 		s.refuse(path, "strict has no %s beside other words", word)
 		return newObject()
 	}
@@ -446,14 +458,12 @@ func (s *strictWriter) implied(o *object, word string) bool {
 	types := kindsOf(o.get("type"))
 	for _, one := range o.list(word) {
 		flat, _ := s.in.flat(one.(*object))
-		inner := kinds(flat)
-		if len(inner) == 0 {
+		parts, _ := split(flat)
+		if len(parts) == 0 || slices.ContainsFunc(parts, func(part *object) bool {
+			kind := part.text("type")
+			return !slices.Contains(types, kind) && !(kind == "integer" && slices.Contains(types, "number"))
+		}) {
 			return false
-		}
-		for _, kind := range inner {
-			if !slices.Contains(types, kind) && !(kind == "integer" && slices.Contains(types, "number")) {
-				return false
-			}
 		}
 	}
 	return true

@@ -219,7 +219,7 @@ func execute(ctx context.Context, cmd *cobra.Command, spec any, c *settings.Conn
 			return wrong{loaded}
 		}
 		if unknown := settings.Unknown(env); len(unknown) > 0 {
-			return wrong{fmt.Errorf("unknown variable %s: a setting that is misspelt would be missed; --help lists all", unknown[0])}
+			return wrong{fmt.Errorf("unknown variable %s: correct or unset it; --help lists the settings", unknown[0])}
 		}
 		if err := settings.Settle(env, cmd.Flags(), c); err != nil {
 			return wrong{err}

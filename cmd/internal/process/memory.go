@@ -1,10 +1,13 @@
 package process
 
 import (
+	"context"
 	"runtime/debug"
 	"runtime/metrics"
 	"sync"
 	"time"
+
+	"github.com/toolmesh/toolmesh/internal/wake"
 )
 
 // The pace of the garbage collector in a process that serves a mesh. Such a process has a small
@@ -26,18 +29,11 @@ func Pace() (stop func()) {
 		debug.SetGCPercent(before)
 		return func() {}
 	}
-	done := make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		alive := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
-		look := time.NewTicker(gcLook)
-		defer look.Stop()
-		for is := gcPercent; ; {
-			select {
-			case <-done:
-				return
-			case <-look.C:
-			}
+		for is := gcPercent; wake.After(ctx, gcLook); {
 			// Setting the pace stops the world for a moment: small changes are not worth it.
 			metrics.Read(alive)
 			if want := pace(alive[0].Value.Uint64()); want < is*9/10 || want > is*11/10 || want != is && (want == gcDefault || want == gcPercent) {
@@ -47,7 +43,7 @@ func Pace() (stop func()) {
 		}
 	})
 	return func() {
-		close(done)
+		cancel()
 		wg.Wait()
 		debug.SetGCPercent(gcDefault)
 	}

@@ -25,10 +25,10 @@ func Router(ctx context.Context, args, env []string, stdout, stderr io.Writer, v
 	var s settings.Router
 	cmd := &cobra.Command{
 		Use: "mesh-router", Short: "A router of a mesh: answers the registry's questions",
-		Long: `mesh-router joins the mesh at --server and answers what clients ask of the
-registry. With --indexes it has agents install, upgrade and remove what a file
-lists, if no other router does so already. It ends on SIGINT and SIGTERM. Each setting is a variable or a flag; the
-flag wins.`,
+		Long: `mesh-router joins the mesh at --server and answers requests to the registry. With
+--indexes it makes agents install, upgrade and remove the indexes that a file lists, if
+no other router does so already. It ends on SIGINT and SIGTERM. Each setting is a
+variable or a flag; the flag wins.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return serveRouter(cmd.Context(), &s, env, stderr, version)
 		},

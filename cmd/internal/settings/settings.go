@@ -55,19 +55,19 @@ type Serving struct {
 type Node struct {
 	DataDir string `flag:"data-dir" arg:"DIR" help:"folder of environments, bundles and the node's id (default $XDG_DATA_HOME/toolmesh)"`
 	Serving
-	Environments       string        `flag:"environments" arg:"DIR" help:"folder, below the data folder, of environments that other agents have, too: what one has built the others use (default this agent's own)"`
+	Environments       string        `flag:"environments" arg:"DIR" help:"folder below the data folder, shared with other agents: an environment that one has built is used by all (default this agent's own folder)"`
 	Sandbox            string        `is:"sandbox" flag:"sandbox" arg:"LEVEL" help:"none, guard, strict or offline, for indexes that declare nothing (default guard)"`
 	Limits             Limits        `is:"limits" flag:"limits" arg:"K=V,…" help:"limits of a call where its tool declares none (default memory=25%,pids=256,open_files=1024,temp_files=1GB; 25% is at least 256MB)"`
-	MaxLimits          Limits        `is:"limits" flag:"max-limits" arg:"K=V,…" help:"the most that limits of a tool may be, as in --limits (default what the machine has)"`
+	MaxLimits          Limits        `is:"limits" flag:"max-limits" arg:"K=V,…" help:"max for the limits of a tool, as in --limits (default what the machine has)"`
 	WorkerUser         string        `flag:"worker-user" arg:"USER" help:"user, by name or number, that tools run as in all levels but none (default one for each index where the agent is root, else the agent's)"`
-	ToolEnv            []string      `is:"names" flag:"tool-env" arg:"NAME,…" help:"variables of the agent that every tool gets, in upper or lower case, or none (default HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE, SSL_CERT_DIR, REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, NODE_EXTRA_CA_CERTS)"`
+	ToolEnv            []string      `is:"names" flag:"tool-env" arg:"NAME,…" help:"variables of the agent that every tool gets, in upper and lower case, or none (default HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE, SSL_CERT_DIR, REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, NODE_EXTRA_CA_CERTS)"`
 	PrivateSources     bool          `flag:"private-sources" help:"install from URLs of this machine and of private networks, too"`
 	MaxTimeout         time.Duration `is:"timeout" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`
 	DrainTimeout       time.Duration `is:"timeout" default:"30s" flag:"drain-timeout" arg:"DURATION" help:"how long calls that run may take to end once this node is told to stop"`
-	SessionStreamQuota tool.Size     `is:"quota" default:"256MB" flag:"session-stream-quota" arg:"SIZE" help:"bytes of chunks that one session may store in 15 minutes"`
-	CacheMax           tool.Size     `is:"quota" default:"64MB" flag:"cache-max" arg:"SIZE" help:"bytes of results that are kept, of tools that declare a cache_ttl"`
-	PayloadMax         tool.Size     `is:"quota" default:"1GB" flag:"payload-max" arg:"SIZE" help:"largest single value, argument, result or file, that this node takes or gives"`
-	CacheEntries       int           `is:"count" default:"10000" flag:"cache-entries" arg:"N" help:"results that are kept, of tools that declare a cache_ttl"`
+	SessionStreamQuota tool.Size     `is:"quota" default:"256MB" flag:"session-stream-quota" arg:"SIZE" help:"max bytes of stream items that one session may store here in 15 minutes"`
+	CacheMax           tool.Size     `is:"quota" default:"64MB" flag:"cache-max" arg:"SIZE" help:"max bytes of results that this node keeps, of tools that declare a cache_ttl"`
+	PayloadMax         tool.Size     `is:"quota" default:"1GB" flag:"payload-max" arg:"SIZE" help:"max size of one argument, result or file that this node takes or returns"`
+	CacheEntries       int           `is:"count" default:"10000" flag:"cache-entries" arg:"N" help:"max number of results that this node keeps, of tools that declare a cache_ttl"`
 	AuditArguments     bool          `flag:"audit-arguments" help:"as --audit, and keep the arguments of this node's calls, without what indexes declare as secret"`
 }
 
@@ -78,13 +78,13 @@ type Store struct {
 	ChunksStorage string    `is:"storage" flag:"chunks-storage" arg:"KIND" help:"file or memory: where the chunks of streams are kept (default file, or as the mesh has it)"`
 	ChunksMax     tool.Size `is:"room" flag:"chunks-max" arg:"SIZE" help:"bytes of chunks that the mesh keeps, 1MB to 1000TB (default 1GB, or as the mesh has it)"`
 	PayloadsMax   tool.Size `is:"room" flag:"payloads-max" arg:"SIZE" help:"bytes of values too large for a message that the mesh holds at once, 1MB to 1000TB (default 2GB, or as the mesh has it)"`
-	Audit         bool      `flag:"audit" help:"keep in the stream MESH_AUDIT the calls that ended, with their callers and outcomes: mesh audit lists them"`
+	Audit         bool      `flag:"audit" help:"keep ended calls with their callers and outcomes in the stream MESH_AUDIT: mesh audit lists them"`
 }
 
 // Auth configures whether a process admits the keys of sessions at a NATS server that asks for
 // them. mesh up has its own way.
 type Auth struct {
-	AuthIssuer string        `flag:"auth-issuer" arg:"FILE" help:"file of the issuer's key, mode 0600, to let in the keys of sessions with; mesh auth template makes it (default they are left to others)"`
+	AuthIssuer string        `flag:"auth-issuer" arg:"FILE" help:"file of the issuer's key, mode 0600, by which this process admits the keys of sessions; mesh auth template makes it (default: other processes admit them)"`
 	AuthRenew  time.Duration `is:"renew" default:"5m" flag:"auth-renew" arg:"DURATION" help:"how long a connection with a session's key lasts before its client connects again, and how long one may outlive its session"`
 }
 
@@ -99,8 +99,8 @@ const GatewayOff = "off"
 // Gateway configures the HTTP and MCP gateway.
 type Gateway struct {
 	GatewayListen   string `is:"gateway" flag:"gateway-listen" arg:"HOST:PORT" help:"serve the HTTP and MCP gateway there, or off; port 0 takes a free one (default of mesh up 127.0.0.1:8420, or a free port where that is taken; of mesh-router none)"`
-	GatewayTLS      string `is:"files" flag:"gateway-tls" arg:"CERT,KEY" help:"files of the certificate and the key that the gateway speaks TLS with (default it speaks none, on this machine's own addresses only)"`
-	MCPResultMax    int    `is:"count" default:"25000" flag:"mcp-result-max" arg:"N" help:"characters of a result that an MCP client gets; of a longer one it gets the beginning and a link to all of it"`
+	GatewayTLS      string `is:"files" flag:"gateway-tls" arg:"CERT,KEY" help:"files of the certificate and key for TLS at the gateway (default no TLS, and only this machine's own addresses)"`
+	MCPResultMax    int    `is:"count" default:"25000" flag:"mcp-result-max" arg:"N" help:"max characters of a result for an MCP client, which gets the beginning of a longer one, with a link to all of it"`
 	GatewayInsecure bool   `flag:"gateway-insecure" help:"let the gateway listen without TLS on an address that other machines reach, because a proxy in front of it speaks TLS"`
 	CORSOrigin      string `flag:"cors-origin" arg:"ORIGIN,…" help:"origins whose web pages may use the gateway (default none)"`
 }
@@ -125,9 +125,9 @@ type Router struct {
 	Store
 	Monitoring
 	Gateway
-	HeldCalls   int           `is:"held" default:"1000" flag:"held-calls" arg:"N" help:"calls that wait here at once for a node, of installed indexes that none serves; 0: none wait, they fail"`
-	HeldTimeout time.Duration `is:"timeout" default:"5m" flag:"held-timeout" arg:"DURATION" help:"how long such a call waits at most, within its own time"`
-	Indexes     string        `flag:"indexes" arg:"FILE" help:"keep the indexes of the mesh as this TOML file lists them, which is followed; takes an administrator's key (default none)"`
+	HeldCalls   int           `is:"held" default:"1000" flag:"held-calls" arg:"N" help:"max calls that wait here for a node while no node serves their installed index; 0: they fail at once"`
+	HeldTimeout time.Duration `is:"timeout" default:"5m" flag:"held-timeout" arg:"DURATION" help:"max wait of such a call, within its own time"`
+	Indexes     string        `flag:"indexes" arg:"FILE" help:"TOML file that lists the indexes of the mesh: this process installs and removes them as it says, also when it changes; needs an administrator's key (default none)"`
 	Logging
 }
 

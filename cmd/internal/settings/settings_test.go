@@ -125,9 +125,8 @@ func TestFlagWins(t *testing.T) {
 	}
 }
 
-// What nobody set asks nothing of streams that are there: a process that joins a
-// mesh would change it for all.
-func TestStoreIsNotAskedFor(t *testing.T) {
+// Unset settings leave existing streams as they are: a joining process would change them for all.
+func TestUnsetStoreSettingsStayUnset(t *testing.T) {
 	t.Parallel()
 	for _, spec := range []any{new(settings.Mesh), new(settings.Agent), new(settings.Router)} {
 		if err := settings.Load(nil, spec); err != nil {
@@ -225,7 +224,7 @@ func TestNATSVariables(t *testing.T) {
 	}
 }
 
-func TestServersShowNoHalfOfAPassword(t *testing.T) {
+func TestPasswordsOfServersAreHidden(t *testing.T) {
 	err := settings.Settle(nil, pflag.NewFlagSet("", pflag.ContinueOnError), &settings.Connection{NATSURL: "nats://me:hunter2,secret@h:1"})
 	if err == nil || strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "secret") {
 		t.Errorf("%v, want an error without the password", err)

@@ -177,7 +177,7 @@ func parseNames(text string) (any, error) {
 		switch name = strings.TrimSpace(name); {
 		case name == "" || strings.EqualFold(name, "none"):
 		case strings.ContainsAny(name, "= \x00"):
-			return nil, fmt.Errorf("%q is no name of a variable: want NAME,NAME, or none", name)
+			return nil, fmt.Errorf("%q is not the name of a variable: want NAME,NAME, or none", name)
 		case strings.HasPrefix(strings.ToUpper(name), prefix): // tools get a name in either case
 			return nil, fmt.Errorf("%s is the agent's own setting, which tools do not get", name)
 		default:

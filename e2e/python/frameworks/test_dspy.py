@@ -90,7 +90,7 @@ def test_a_model_that_errs_reads_what_to_do_and_goes_on(mesh):
 # The traps of dspy.Tool, by their numbers in the research.
 
 
-def test_trap_1_required_is_what_the_schema_says():
+def test_trap_1_required_follows_the_schema():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["b"]}
     tool = made(schema)
     assert tool.format_as_litellm_function_call() == {
@@ -107,7 +107,7 @@ def test_trap_2_missing_arguments_and_values_without_a_type_are_refused():
         assert caught.value.started is False and caught.value.details["errors"]
 
 
-def test_trap_3_numbers_stay_what_they_are(mesh):
+def test_trap_3_numbers_keep_their_type(mesh):
     assert json.dumps(tool_of(mesh, "rich.rich.echo")(value=3)) == "3"
     found = tool_of(mesh, "rich.rich.defaults")(first=1, third=3)
     assert found == {"first": 1, "second": "two", "third": 3}
@@ -183,7 +183,7 @@ def test_trap_8_many_calls_of_one_round(mesh):
     assert "4" in str(found.history) and "5" in str(found.history)
 
 
-def test_what_models_write_is_understood(mesh):
+def test_arguments_of_models_are_understood(mesh):
     numbers = tool_of(mesh, "rich.rich.numbers")
     assert numbers(Count="2", pause=None) == asyncio.run(numbers.acall(Count="2", pause=None)) == (0, 1)
     with pytest.raises(toolmesh.InvalidArguments, match="two"):
@@ -211,7 +211,7 @@ def test_tools_as_the_mesh_has_them(mesh):
         assert agent.deepcopy()(question="how long?").trajectory["observation_0"] == 4
 
 
-def test_what_does_not_work_says_why(mesh, tmp_path):
+def test_unsupported_uses_have_a_reason(mesh, tmp_path):
     agent = dspy.ReAct("question -> answer", tools=mesh.dspy_tools("rich."))
     with pytest.raises(RuntimeError, match="Mesh cannot be pickled or copied: it is a connection of this process"):
         agent.save(tmp_path / "program", save_program=True)
@@ -260,7 +260,7 @@ def test_hole_a_calls_of_one_tool_at_once(manager):
     assert found == {number: [[number, turn] for turn in range(10)] for number in range(8)}
 
 
-def test_hole_b_an_answer_that_is_late_is_nobody_elses(mesh, manager):
+def test_hole_b_a_late_answer_reaches_no_other_call(mesh, manager):
     late = bridge.RPCProxyTool("lab.timing.nap", mesh=mesh, timeout=0.3)
     with pytest.raises(TimeoutError):
         late(seconds=1.5)
@@ -268,7 +268,7 @@ def test_hole_b_an_answer_that_is_late_is_nobody_elses(mesh, manager):
     assert late(0) == "napped 0 s"
 
 
-def test_hole_c_an_agent_that_a_command_started_has_its_answers(node, mesh):
+def test_hole_c_an_agent_started_by_a_command_gets_its_answers(node, mesh):
     host = Host(index="agents", **node)
 
     @host.tool
@@ -288,7 +288,7 @@ def test_hole_c_an_agent_that_a_command_started_has_its_answers(node, mesh):
             "session_id": "s1", "tool_count": 1, "tool_names": ["size"], "max_iters": 5, "seen": 4}
 
 
-def test_hole_d_bridges_do_not_share_what_waits(mesh):
+def test_hole_d_bridges_share_no_waiting_calls(mesh):
     one, other = bridge.ToolBridgeManager(mesh), bridge.ToolBridgeManager(Mesh(mesh._links.settings["servers"]))
     one.create_tools_from_specs(specs("rich.rich.size"))
     other.create_tools_from_specs(specs("rich.rich.echo"))
@@ -306,7 +306,7 @@ def mark():
     path.unlink(missing_ok=True)
 
 
-def test_hole_e_a_stream_that_is_left_is_cancelled(mesh, mark):
+def test_hole_e_an_abandoned_stream_is_cancelled(mesh, mark):
     items = bridge.StreamingRPCProxyTool("rich.rich.endless", mesh=mesh)(mark=str(mark))
     assert [next(items), next(items)] == [0, 1]
     items.close()
@@ -362,7 +362,7 @@ class Counted:
         return {"seen": [self.calls]}
 
 
-def test_hole_h_what_is_cached():
+def test_hole_h_results_are_cached():
     mesh = Counted()
     proxy = bridge.CachedRPCProxyTool("a.b", mesh=mesh, cache_ttl=300)
     first = proxy(value={"list": [1, {"deep": [2]}]}, other=1)
@@ -432,12 +432,12 @@ def test_the_commands_of_the_bridge(mesh):
     {"session_id": "default", "tools": [{"tool_id": "rich.rich.size", "name": "x"}, {"tool_id": "rich.rich.echo", "name": "x"}]},
     {"session_id": "default", "tools": [{"tool_id": "rich.rich.nothing", "name": "x"}]},
 ])
-def test_specifications_that_cannot_be(mesh, request_):
+def test_invalid_specifications_are_refused(mesh, request_):
     with pytest.raises(ValueError):
         bridge.init_tool_bridge(request_, mesh)
 
 
-def test_calls_that_cannot_be(mesh, manager):
+def test_invalid_bridge_calls_are_refused(mesh, manager):
     for args, kwargs in (("text", {}), ([], []), ([], {1: 2}), (None, {})):
         with pytest.raises(TypeError):
             manager.validate_tool_call("rich.rich.size", args, kwargs)

@@ -37,7 +37,7 @@ class TestLangChain:
             for message in (tool.invoke(call), asyncio.run(tool.ainvoke(call))):
                 assert message.status == "error" and text in message.content
 
-    def test_what_models_write_is_understood(self, mesh):
+    def test_arguments_of_models_are_understood(self, mesh):
         tool = by_name(self.tools(mesh, "rich."), "rich_rich_numbers")
         call = {"type": "tool_call", "id": "1", "name": tool.name, "args": {"Count": "2", "pause": None}}
         assert tool.invoke(call).artifact == asyncio.run(tool.ainvoke(call)).artifact == [0, 1]
@@ -136,7 +136,7 @@ class TestOpenAIAgents:
         assert outputs[:3] == ["4", "[0, 1]", "error: rich.rich.fails: tool_error: Overdrawn: a lacks 7"]
         assert "invalid_arguments" in outputs[3] and outputs[4] == "4"  # broken JSON is mended
 
-    def test_what_is_optional_stays_so(self, mesh):
+    def test_optional_parameters_stay_optional(self, mesh):
         model, outputs = self.run(mesh, "odd.", ("odd-read", '{"path": "/a", "lines": null}'), ("odd-read", '{"path": "/a"}'),
                                   ("odd-reserved", '{"config": "x", "callbacks": null, "run_manager": null, "self": null}'))
         assert outputs[:2] == ["/a:None", "/a:None"]
@@ -190,11 +190,11 @@ class TestPydanticAI:
         assert (one.content, other.content) == (4, [0, 1])
         assert "Overdrawn: a lacks 7" in str(failed.content) and failed.outcome == "failed"
 
-    def test_what_models_write_is_understood(self, mesh):
+    def test_arguments_of_models_are_understood(self, mesh):
         seen = self.run(mesh, "rich.", [("rich_rich_numbers", {"count": "2", "pause": None})])
         assert seen[1][0].parts[0].content == [0, 1]
 
-    def test_what_is_declared(self, mesh):
+    def test_declarations_have_the_tools_schema(self, mesh):
         (_, info) = self.run(mesh, "odd.")[0]
         read, reserved = sorted(info.function_tools, key=lambda one: one.name)
         assert (read.sequential, reserved.sequential) == (False, True)
@@ -265,7 +265,7 @@ class TestAnthropic:
         self.check(asked, mesh)
 
 
-def test_a_tool_that_has_gone_since_it_was_listed(node, mesh):
+def test_a_tool_removed_after_it_was_listed(node, mesh):
     from toolmesh.langchain import tools
 
     host = toolmesh.Host(index="brief", **node)

@@ -34,7 +34,6 @@ var filesOf = map[Kind]files{
 	V2: {"memory.max", "memory.current", "memory.peak", "memory.events"},
 }
 
-// make makes the group.
 func (g *Group) make() error {
 	k := g.tree.kernel
 	if err := k.mkdir(g.dir); err != nil {

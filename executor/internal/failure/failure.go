@@ -85,7 +85,7 @@ func NotStarted(code toolmesh.Code, format string, args ...any) *toolmesh.Error 
 
 // Deserted makes the error of a waiting call whose callers have left.
 func Deserted() *toolmesh.Error {
-	return Unavailable("the caller was gone before the call could begin")
+	return Unavailable("the call did not begin: its caller is gone")
 }
 
 // During makes the error of a call whose tool's code had begun.

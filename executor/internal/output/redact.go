@@ -25,19 +25,17 @@ type Redactor struct {
 	forms   *Forms
 }
 
-// Forms are the texts in which secrets appear, longer ones first.
+// Forms are what a worker replaces.
 type Forms struct {
-	Texts []string `json:"texts"` // replaced everywhere
-	Words []string `json:"words"` // replaced as whole words
-	Coded []Coded  `json:"coded"`
+	Pattern string   `json:"pattern"` // a regular expression, for Python too
+	Texts   []string `json:"texts"`   // one of them is in each text that the pattern matches
 }
 
-// Coded is the base64 of a secret at any position of a longer text: the characters that depend on
+// coded is the base64 of a secret at any position of a longer text: the characters that depend on
 // the secret alone, and whether those before and after them contain a part of it.
-type Coded struct {
-	Core   string `json:"core"`
-	Ahead  bool   `json:"ahead"`
-	Behind bool   `json:"behind"`
+type coded struct {
+	core          string
+	ahead, behind bool
 }
 
 // Lengths in characters.
@@ -48,34 +46,33 @@ const (
 
 // NewRedactor makes a Redactor for the values; nil without any secret.
 func NewRedactor(values []string) *Redactor {
-	forms := &Forms{}
+	var texts, words []string
+	var codes []coded
 	for _, value := range values {
 		value = strings.TrimSpace(value)
 		switch size := len([]rune(value)); {
 		case size < 2:
 		case size < redactWhole:
-			forms.Words = append(forms.Words, value)
+			words = append(words, value)
 		default:
 			for _, base := range basesOf(value) {
-				forms.Texts = append(forms.Texts, looksOf(base)...)
-				forms.Coded = append(forms.Coded, codedOf(base)...)
+				texts = append(texts, looksOf(base)...)
+				codes = append(codes, codedOf(base)...)
 			}
 		}
 	}
-	if len(forms.Texts)+len(forms.Words) == 0 {
+	if len(texts)+len(words) == 0 {
 		return nil
 	}
 	longer := func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b)) }
-	for _, texts := range []*[]string{&forms.Texts, &forms.Words} {
-		slices.SortFunc(*texts, longer)
-		*texts = slices.Compact(*texts)
-	}
-	slices.SortFunc(forms.Coded, func(a, b Coded) int { return longer(a.Core, b.Core) })
-	forms.Coded = slices.Compact(forms.Coded)
-	r := &Redactor{forms: forms}
-	var parts []string
-	add := func(text, ahead, behind string) {
-		parts = append(parts, ahead+regexp.QuoteMeta(text)+behind)
+	slices.SortFunc(texts, longer)
+	slices.SortFunc(words, longer)
+	slices.SortFunc(codes, func(a, b coded) int { return longer(a.core, b.core) })
+	r := &Redactor{forms: &Forms{}}
+	var parts, behind []string // behind: with a character before them
+	add := func(to *[]string, text, before, after string) {
+		*to = append(*to, before+regexp.QuoteMeta(text)+after)
+		r.forms.Texts = append(r.forms.Texts, text)
 		r.longest = max(r.longest, len(text)+2)
 	}
 	when := func(yes bool, expression string) string {
@@ -84,20 +81,28 @@ func NewRedactor(values []string) *Redactor {
 		}
 		return ""
 	}
-	for _, coded := range forms.Coded {
-		const beside = "[A-Za-z0-9+/_-]?"
-		add(coded.Core, when(coded.Ahead, beside), when(coded.Behind, beside))
+	const beside = "[A-Za-z0-9+/_-]?"
+	for _, code := range slices.Compact(codes) {
+		to := &parts
+		if code.ahead {
+			to = &behind
+		}
+		add(to, code.core, "", when(code.behind, beside))
 	}
-	for _, text := range forms.Texts {
-		add(text, "", "")
+	for _, text := range slices.Compact(texts) {
+		add(&parts, text, "", "")
 	}
-	for _, text := range forms.Words {
+	for _, text := range slices.Compact(words) {
 		inWord := func(c byte) bool {
 			return c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 		}
-		add(text, when(inWord(text[0]), `\b`), when(inWord(text[len(text)-1]), `\b`))
+		add(&parts, text, when(inWord(text[0]), `\b`), when(inWord(text[len(text)-1]), `\b`))
 	}
-	r.pattern = regexp.MustCompile(strings.Join(parts, "|"))
+	if behind != nil {
+		parts = append([]string{beside + "(?:" + strings.Join(behind, "|") + ")"}, parts...) // Python skips these quickly
+	}
+	r.forms.Pattern = strings.Join(parts, "|")
+	r.pattern = regexp.MustCompile(r.forms.Pattern)
 	return r
 }
 
@@ -160,12 +165,12 @@ func inASCII(text string) string {
 	return made.String()
 }
 
-func codedOf(base string) (found []Coded) {
+func codedOf(base string) (found []coded) {
 	for _, encoding := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 		for shift := range 3 {
 			text := encoding.EncodeToString(append(make([]byte, shift), base...))
 			if core := text[(shift*8+5)/6 : (shift+len(base))*8/6]; len(core) >= redactWhole {
-				found = append(found, Coded{core, shift > 0, (shift+len(base))%3 > 0})
+				found = append(found, coded{core, shift > 0, (shift+len(base))%3 > 0})
 			}
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"sync"
 )
 
-// tailSize is the size of a Tail in bytes.
 const tailSize = 4 << 10
 
 // Tail keeps the last bytes of a stream while they are of one session: output of a call must not

@@ -112,7 +112,9 @@ type job struct {
 	to      *worker
 	crowded bool // that worker has many other calls
 
-	budget *rate.Limiter // of its output in frames; guarded by the worker's logMu
+	// Of its output in frames: the rate that is passed on, and the bytes beyond it. Guarded by the worker's logMu.
+	budget  *rate.Limiter
+	dropped int
 
 	// Guarded by update.
 	worker  *worker // the same as to, while the worker has the call
@@ -284,7 +286,7 @@ func (p *Pool) runPlain(ctx context.Context, j *job) (ctxEnded bool, refused err
 	return ctxEnded, refused
 }
 
-// runCoroutine makes a call of a coroutine; results as of runPlain.
+// runCoroutine makes a call of a coroutine. Its results are those of runPlain.
 func (p *Pool) runCoroutine(ctx context.Context, j *job) (ctxEnded bool, refused error) {
 	done := ctx.Done()
 	for {

@@ -183,7 +183,6 @@ func (n *nestedCall) run(ctx context.Context, flags uint8, tool string, args jso
 	n.finish(err, kind, result)
 }
 
-// stream passes on the items of a nested stream.
 func (n *nestedCall) stream(ctx context.Context, items iter.Seq2[json.RawMessage, error]) error {
 	for data, err := range items {
 		if err == nil {

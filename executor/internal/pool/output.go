@@ -21,9 +21,12 @@ func (w *worker) logged(h frame.Header, body []byte) {
 		budget = &j.budget
 	}
 	if *budget == nil {
-		*budget = output.NewBudget(2) // a worker keeps to half of it, unless code of the index writes its frames
+		*budget = output.NewBudget()
 	}
 	if !(*budget).AllowN(time.Now(), len(body)) {
+		if j != nil {
+			j.dropped += len(body)
+		}
 		return
 	}
 	record := output.RecordOf(h.Flags, body)

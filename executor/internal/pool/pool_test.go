@@ -265,7 +265,7 @@ func TestACrash(t *testing.T) {
 	})
 }
 
-// Where no worker can be started, calls are told soon, and starts become rare.
+// If no worker can be started, calls fail soon, and starts become rare.
 func TestStartsThatFail(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		p, ps := open(t, config(nil), nil)

@@ -49,7 +49,7 @@ func TestASessionsWorkerIsNotWaitedForFromBelow(t *testing.T) {
 	})
 }
 
-// The state of a session's worker ends with it: the session is told once.
+// The state of a session's worker ends with it: one call reports that.
 func TestASessionsState(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		gate := make(chan struct{})

@@ -155,7 +155,6 @@ func (s *state) serves(w *worker) bool {
 	return !w.retired && (!w.blocked || s.cfg.Session)
 }
 
-// count counts the workers for which such holds.
 func (s *state) count(such func(w *worker) bool) (n int) {
 	for _, w := range s.workers {
 		if such(w) {

@@ -25,7 +25,7 @@ func (r *run) failed(ending sandbox.Ending) error {
 		if r.runner.life.Err() != nil {
 			return failure.During(toolmesh.CodeUnavailable, "the index %s was closed while the call ran", r.runner.cfg.Index)
 		}
-		return r.withWords(failure.During(toolmesh.CodeWorkerCrashed, "the process that runs %s ended under it", r.program()))
+		return r.withWords(failure.During(toolmesh.CodeWorkerCrashed, "the process that ran %s ended during the call", r.program()))
 	case how.Signal != 0:
 		return r.withWords(failure.During(toolmesh.CodeWorkerCrashed, "%s was ended by a signal: %s", r.program(), how).WithDetail("signal", how.Signal))
 	case how.Code != 0:

@@ -55,7 +55,7 @@ func newRunner(t *testing.T, change func(*program.Config)) (*program.Runner, str
 		Index: "test", Logger: slog.New(slog.DiscardHandler), Spawner: spawner, Groups: &cgroup.Tree{},
 		Launch: sandbox.Command{
 			Path: interpreter, Dir: dir, Env: []string{"LANG=C.UTF-8"},
-			Args: []string{"-I", "-S", "-c", "import sys; sys.path.insert(0, sys.argv[1]); from _the_worker import entry; entry.command(sys.argv[2])", files},
+			Args: []string{"-I", "-S", "-c", "import sys; sys.path.insert(0, sys.argv[1]); from _the_worker.startup import command; command.main(sys.argv[2])", files},
 		},
 		Request: func(_ tool.Sandbox, vars map[string]string, _ int) (sandbox.Request, error) {
 			list := []string{"PATH=" + os.Getenv("PATH")}

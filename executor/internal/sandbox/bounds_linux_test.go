@@ -93,7 +93,7 @@ func TestRunKeepsBounds(t *testing.T) {
 	dir := t.TempDir()
 	launch := sandbox.Command{
 		Path: interpreter, Dir: dir, Env: []string{"LANG=C.UTF-8"},
-		Args: []string{"-I", "-S", "-c", "import sys; sys.path.insert(0, sys.argv[1]); from _the_worker import entry; entry.command(sys.argv[2])", files},
+		Args: []string{"-I", "-S", "-c", "import sys; sys.path.insert(0, sys.argv[1]); from _the_worker.startup import command; command.main(sys.argv[2])", files},
 	}
 	for _, row := range []struct {
 		name   string

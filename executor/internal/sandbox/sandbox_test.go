@@ -66,7 +66,7 @@ func TestExitCodes(t *testing.T) {
 }
 
 // An unreadable report of a program's end is never success.
-func TestEndings(t *testing.T) {
+func TestUnreadableEndIsNoSuccess(t *testing.T) {
 	t.Parallel()
 	s := newSpawner(t, sandbox.LevelReaper)
 	lost := sandbox.Ending{Lost: true}
@@ -93,7 +93,7 @@ func TestEndings(t *testing.T) {
 	}
 }
 
-func TestStartOfNothingFails(t *testing.T) {
+func TestStartOfAMissingProgramFails(t *testing.T) {
 	t.Parallel()
 	s := newSpawner(t)
 	if _, err := s.Start(sandbox.Command{Path: "/nowhere/python"}); err == nil || !strings.Contains(err.Error(), "/nowhere/python") {

@@ -96,7 +96,6 @@ type installation struct {
 
 func fileURL(path string) string { return (&url.URL{Scheme: "file", Path: path}).String() }
 
-// requirements writes a file of requirements.
 func (in *installation) requirements(name string, all []lockLine) (file string, err error) {
 	file = filepath.Join(in.work, name)
 	return file, os.WriteFile(file, []byte(textOf(all)), 0o644) //nolint:gosec // no secret

@@ -217,7 +217,6 @@ func (p *project) workspace() (*project, error) {
 	}
 }
 
-// member finds the member of a workspace by its name.
 func (p *project) member(name string) (string, error) {
 	if p == nil {
 		return "", errors.New("its source is a workspace, but none is declared")

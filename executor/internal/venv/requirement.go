@@ -145,7 +145,6 @@ func isAddress(place string) bool {
 	return schemePattern.MatchString(place) && !strings.HasPrefix(strings.ToLower(place), "file:")
 }
 
-// mark reads the marker of a requirement.
 func (q *requirement) mark(marker string, has bool) error {
 	q.marker = strings.Join(strings.Fields(marker), " ")
 	if has && (!markerPattern.MatchString(q.marker) || strings.Contains(q.marker, " -") || strings.HasPrefix(q.marker, "-")) {

@@ -133,7 +133,7 @@ func (s *Starter) baseOf(interpreter string) (*base, error) {
 // startBase starts a base process, which ends with s.
 func (s *Starter) startBase(interpreter string) (*sandbox.Base, error) {
 	proc, err := s.spawner.StartBase(sandbox.Command{
-		Path: interpreter, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("base()"), s.opts.Files, commandLineRoom},
+		Path: interpreter, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("base", "main()"), s.opts.Files, commandLineRoom},
 		Env: environ, Dir: "/",
 	})
 	if err != nil {

@@ -68,7 +68,7 @@ func TestFoldersOfWorkers(t *testing.T) {
 	s.give(f, false)
 	gone(f)
 	if again := take(); again.number == f.number {
-		t.Error("a folder that somebody may write to was given away")
+		t.Error("a folder that other users may write was given away")
 	}
 	s.parent = filepath.Join(s.parent, "nothing")
 	if f := s.take(sandbox.User{}); f.number != 0 {

@@ -59,7 +59,7 @@ func (s *Starter) NewGroup(cfg Config) *Group {
 	g := &Group{
 		starter: s, log: cfg.Logger, redact: cfg.Redact, user: cfg.User, all: map[*zygote]struct{}{}, setup: cfg.Setup,
 		command: sandbox.Command{
-			Path: cfg.Base, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), s.opts.Files},
+			Path: cfg.Base, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("zygote", "main(sys.argv[2])"), s.opts.Files},
 			Env: environ, Dir: "/", Sandbox: cfg.Setup.Sandbox,
 		},
 		unfit: unfitFor(cfg.Env),
@@ -67,7 +67,7 @@ func (s *Starter) NewGroup(cfg Config) *Group {
 	g.setup.Cwd, g.setup.Exclude, g.setup.Secrets, g.setup.User = g.setup.Root, map[string]string{}, cfg.Redact.Forms(), cfg.User.IDs()
 	g.setup.Adopt = &adoption{
 		Environ: []byte(strings.Join(cfg.Env, "\x00")), Executable: cfg.Python,
-		Argv: []string{cfg.Python, "-I", "-X", "utf8", "-c", python.Bootstrap("confined()"), s.opts.Files},
+		Argv: []string{cfg.Python, "-I", "-X", "utf8", "-c", python.Bootstrap("zygote", "confined()"), s.opts.Files},
 	}
 	if g.unfit != "" {
 		g.log.Debug("the index starts an interpreter of its own", slog.String("reason", g.unfit))

@@ -319,7 +319,7 @@ func (z *zygote) ended(at progress, most int64) error {
 		return broke(at, errors.New("it closed the channel"))
 	}
 	if z.group.Kills() > 0 {
-		return &importFailure{at.module, fmt.Sprintf("%s took more than the %d bytes of memory that imports may take", at, most)}
+		return &importFailure{at.module, fmt.Sprintf("%s took more memory than the %d bytes that imports may have", at, most)}
 	}
 	return &importFailure{at.module, fmt.Sprintf("%s ended the process (%s)%s", at, sandbox.ExitOf(status), z.words.Suffix())}
 }

@@ -89,7 +89,7 @@ func TestAFloodGivesWay(t *testing.T) {
 }
 
 // The places of calls that tools make are shared out, too: a request tells its depth
-// itself. The place of each depth is anybody's.
+// itself. The place of each depth is open to all sessions.
 func TestAFloodOfNestedCallsGivesWay(t *testing.T) {
 	t.Parallel()
 	c := newCrowd(t, newClock(), 4, 1)

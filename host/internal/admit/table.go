@@ -331,7 +331,7 @@ func (t *Table[T]) repeated(hash uint64, r Request) (Verdict, *Running[T], Recor
 			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
 	case k == nil && !r.First.IsZero() && !r.First.After(t.past.since):
 		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeNodeLost,
-			"call %q was first sent before all that this node remembers: whether the tool ran is not known", r.Key.RPC).
+			"call %q was first sent earlier than this node remembers: whether the tool ran is unknown", r.Key.RPC).
 			WithOrigin(toolmesh.OriginAgent)
 	case k == nil:
 		return Run, nil, Record{}, nil

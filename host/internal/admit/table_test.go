@@ -415,7 +415,7 @@ func TestCancels(t *testing.T) {
 	expect(t, tab, request("flood19999"), admit.Run)
 }
 
-// Its cancel came, so it must not begin later, whatever it ended with.
+// It was cancelled, so it must not begin later, with any outcome.
 func TestCancelOfACallThatNeverBegan(t *testing.T) {
 	t.Parallel()
 	clock := newClock()

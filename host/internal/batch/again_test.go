@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 }
 
 // A call of a batch is the same call where it is sent alone, or by another node, under its
-// rpc_id: it has the result, and is not told that nothing has started.
+// rpc_id: it gets the result, not an error with started false.
 func TestMembersSentAgain(t *testing.T) {
 	t.Parallel()
 	m := single(t, 2, router.Options{})

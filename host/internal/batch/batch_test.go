@@ -216,7 +216,7 @@ func outcome(results []client.BatchResult) []string {
 	return all
 }
 
-// Results come in the order of the calls, whatever becomes of them, on any topology and
+// Results come in the order of the calls, whether these succeed or fail, on any topology and
 // by any key; one that fails hurts no other.
 func TestResultsInCallOrder(t *testing.T) {
 	t.Parallel()
@@ -487,6 +487,7 @@ func TestBadBatches(t *testing.T) {
 		"another type":         {nil, `{"type":"rpc_tool_call","requests":[` + one + `]}`, "invalid_request", "type"},
 		"an id that is none":   {nil, `{"type":"rpc_batch_call","batch_id":[],"requests":[` + one + `]}`, "invalid_request", "batch_id"},
 		"two ids":              {nats.Header{"Mesh-Rpc-Id": {"c"}}, batchOf(one), "invalid_request", "same id"},
+		"a key":                {nats.Header{"Mesh-Idempotency-Key": {"k"}}, batchOf(one), "invalid_request", "idempotency key"},
 		"a live stream":        {nats.Header{"Mesh-Stream": {"1"}}, batchOf(one), "invalid_request", "inbox"},
 		"time that is up":      {nats.Header{"Mesh-Timeout-Ms": {"0"}}, batchOf(one), "deadline_exceeded", "time"},
 		"a passed deadline":    {nats.Header{"Mesh-Deadline": {"1000"}}, batchOf(one), "deadline_exceeded", "deadline"},
@@ -546,6 +547,34 @@ func TestBadBatches(t *testing.T) {
 	} {
 		if _, err := m.client.Batch(t.Context(), calls); toolmesh.AsError(err).Origin != toolmesh.OriginCaller {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// The headers of a batch hold for each of its calls, on the node that runs the batch and on others.
+func TestHeadersOfABatchHoldForItsCalls(t *testing.T) {
+	t.Parallel()
+	m := single(t, 2, router.Options{})
+	asked := host.HandlerFunc(func(ctx context.Context, call *host.Call, sink host.Sink) error {
+		return sink.Send(ctx, fmt.Appendf(nil, `"%s %v"`, call.Isolation, call.NoCache))
+	})
+	for i, r := range m.routers {
+		if _, err := r.Handle(subjects.IndexName(fmt.Sprint("of", i)), "asked", asked); err != nil {
+			t.Fatal(err)
+		}
+	}
+	calls := []client.BatchCall{{Tool: "of0.asked"}, {Tool: "of1.asked"}}
+	for _, c := range []struct {
+		want    string
+		options []client.CallOption
+	}{
+		{`[" false" " false"]`, nil},
+		{`["fresh true" "fresh true"]`, []client.CallOption{client.WithIsolation(toolmesh.IsolationFresh), client.NoCache()}},
+		{`[unavailable started:false unavailable started:false]`, []client.CallOption{client.WithRevision("of another time")}},
+	} {
+		results, err := m.client.Batch(t.Context(), calls, c.options...)
+		if got := fmt.Sprint(outcome(results)); err != nil || got != c.want {
+			t.Errorf("%s, want %s: %v", got, c.want, err)
 		}
 	}
 }

@@ -295,15 +295,16 @@ func (r *execution) call(m *member) {
 }
 
 // here makes a call on this node, and reports whether it had it: neither where it is
-// not served nor where there is no room.
+// not served nor where there is no room, nor one of a revision, for which the client finds a node.
 func (r *execution) here(ctx context.Context, m *member) bool {
 	tool := r.tools[m.Tool]
-	if tool.subject.Kind == subjects.KindNone {
+	if tool.subject.Kind == subjects.KindNone || r.b.Revision != "" {
 		return false
 	}
 	req := &codec.Request{Args: m.Args, Positional: m.Positional, Call: codec.Call{
 		Session: r.b.Session, Tool: tool.id, RPCID: r.b.RPCID(m.Member),
 		Depth: r.b.Depth, Parent: r.b.Parent, Lanes: r.b.Lanes, Trace: r.b.Trace, AcceptRef: r.b.AcceptRef,
+		Isolation: r.b.Isolation, NoCache: r.b.NoCache,
 	}}
 	if deadline, ok := ctx.Deadline(); ok {
 		req.Timeout, req.HasTimeout = time.Until(deadline), true
@@ -337,8 +338,14 @@ func (r *execution) elsewhere(ctx context.Context, m *member) (rec admit.Record)
 			m.Tool, len(d.Positional), len(m.Positional), d.VarArgs).WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 		return rec
 	}
-	result, err := r.s.Client.Call(ctx, callee.id, m.Args,
-		client.WithSession(r.b.Session), client.WithRPCID(r.b.RPCID(m.Member)), client.WithLineage(client.Lineage{Parent: r.b.Parent, Depth: r.b.Depth, Lanes: r.b.Lanes}), client.ByReference())
+	options := []client.CallOption{
+		client.WithSession(r.b.Session), client.WithRPCID(r.b.RPCID(m.Member)), client.WithLineage(client.Lineage{Parent: r.b.Parent, Depth: r.b.Depth, Lanes: r.b.Lanes}), client.ByReference(),
+		client.WithRevision(r.b.Revision), client.WithIsolation(r.b.Isolation),
+	}
+	if r.b.NoCache {
+		options = append(options, client.NoCache())
+	}
+	result, err := r.s.Client.Call(ctx, callee.id, m.Args, options...)
 	switch {
 	case err != nil:
 		rec.Err = toolmesh.AsError(err)

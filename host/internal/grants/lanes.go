@@ -22,8 +22,7 @@ import (
 const (
 	// standsFor is how long a grant may still be valid if its owner's lease ended before its
 	// time: that of the owner's last answer.
-	standsFor = registry.HoldsFor
-	// renewEvery is how often grants are renewed.
+	standsFor  = registry.HoldsFor
 	renewEvery = 2 * time.Second
 	// askEvery is how often a waiting call repeats its request, and askedFor how long the owner
 	// counts a request as current.
@@ -80,7 +79,7 @@ type Lanes struct {
 
 	mu      sync.Mutex // guards the fields below; never held while sending or waiting; taken before presence.mu
 	domains map[domainKey]*domain
-	asking  map[string]*Grant // those that are not granted yet, by their ids
+	asking  map[string]*Grant // by id, while they are not granted
 	held    map[string]*Grant
 	counter uint64 // of requests
 	inbox   *bus.Inbox

@@ -390,7 +390,7 @@ func TestLanesAreGrantedInOrder(t *testing.T) {
 	}
 }
 
-// A call that would wait for itself is told so at once: K9.
+// A call that would wait for itself is refused at once: K9.
 func TestCallsThatWaitForThemselves(t *testing.T) {
 	t.Parallel()
 	m := single(t, 2, host.Options{})

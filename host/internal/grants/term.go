@@ -180,7 +180,7 @@ func (t *term) circle(of *turn) *toolmesh.Error {
 	var from []*lane.Turn
 	for _, a := range above {
 		if lane.Overlap(a.Key, of.Key) {
-			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the call would wait for itself: a call above it holds the same lane until this one ends").
+			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the call would wait for itself: one of its callers holds the same lane until this call ends").
 				WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).WithDetail("limit", limitLanes)
 		}
 		from = append(from, a.at)
@@ -196,7 +196,7 @@ func (t *term) circle(of *turn) *toolmesh.Error {
 	if !of.at.Circle(from, holds) {
 		return nil
 	}
-	return toolmesh.Errorf(toolmesh.CodeBusy, "the call would wait in a circle: the call before it waits for a lane that a call above this one holds").
+	return toolmesh.Errorf(toolmesh.CodeBusy, "the call would wait in a circle: a call ahead of it in the lane waits for a lane that a caller of this one holds").
 		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).WithDetail("limit", limitLanes)
 }
 

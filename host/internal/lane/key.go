@@ -156,7 +156,7 @@ func segments(text string) []string {
 		root, clean = "/", clean[1:]
 	}
 	if clean == "" || clean == "." || clean == ".." || strings.HasPrefix(clean, "../") {
-		return []string{root} // where ".." leads, nobody here knows: it may be anywhere
+		return []string{root} // the target of ".." is unknown here: it may be anywhere
 	}
 	steps := append([]string{root}, strings.Split(clean, "/")...)
 	return steps[:min(len(steps), maxDepth)]

@@ -83,8 +83,8 @@ type keyed struct {
 // record is stored. Its methods may be called concurrently.
 type Keys struct {
 	Options
-	room   *chunks.Room // of the bucket
-	stored *quota.Quota // usage of each account
+	room   *chunks.Space // of the bucket
+	stored *quota.Quota  // usage of each account
 
 	mu       sync.Mutex               // no other lock is taken under it
 	held     map[string]chan struct{} // closed on release
@@ -95,7 +95,7 @@ type Keys struct {
 func New(o Options) *Keys {
 	return &Keys{
 		Options: o, held: make(map[string]chan struct{}),
-		room:   chunks.NewRoom(o.Bus.Bus, subjects.KVStream(subjects.BucketIdem)),
+		room:   chunks.NewSpace(o.Bus.Bus, subjects.KVStream(subjects.BucketIdem)),
 		stored: quota.New(math.MaxInt64, keysFor, time.Now),
 	}
 }

@@ -99,9 +99,10 @@ func New(b *bus.Bus, subject string, boot subjects.BootID, opts *Options) *Prese
 // in use, a stream that stores requests, or a foreign registry. An unreachable registry is
 // retried in the background. After an error nothing runs. Call it once.
 func (p *Presence) Start(ctx context.Context) error {
-	attempt, cancel := context.WithTimeout(ctx, AttemptWait)
-	err := p.acquire(attempt)
-	cancel()
+	err := p.acquire(ctx)
+	for errors.Is(err, registry.ErrRunning) && passes(err) && ctx.Err() == nil {
+		err = p.acquire(ctx) // the other may only be frozen: nothing is served in its name
+	}
 	if err != nil {
 		if ctx.Err() != nil || !passes(err) {
 			return err
@@ -135,7 +136,10 @@ func passes(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || store.IsUnavailable(err) && toolmesh.AsError(err).Retryable
 }
 
+// acquire is one attempt to take the lease.
 func (p *Presence) acquire(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, AttemptWait)
+	defer cancel()
 	if err := p.opts.Prepare(ctx); err != nil {
 		return err
 	}
@@ -172,9 +176,7 @@ func (p *Presence) follow(ctx context.Context) {
 		case <-ticker.C:
 		}
 		if lease == nil {
-			attempt, cancel := context.WithTimeout(ctx, AttemptWait)
-			err := p.acquire(attempt)
-			cancel()
+			err := p.acquire(ctx)
 			switch {
 			case err == nil:
 			case passes(err) || ctx.Err() != nil:
@@ -183,6 +185,7 @@ func (p *Presence) follow(ctx context.Context) {
 				p.mu.Lock()
 				p.err = err
 				p.mu.Unlock()
+				p.lost.Store(errors.Is(err, registry.ErrRunning))
 				p.log.Error("node could not join the registry", slog.String("error", err.Error()))
 				close(p.gone)
 				return

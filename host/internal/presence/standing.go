@@ -206,7 +206,7 @@ func (p *Presence) confirm(ctx context.Context) {
 		err := lease.Update(write, func(*registry.NodeRecord) {})
 		if why := lease.Err(); why != nil {
 			p.lose(why)
-			p.log.Warn("another process is the node: requests are left to it")
+			p.log.Warn("another process has the node id: requests are left to it")
 			return
 		}
 		if err != nil {

@@ -327,7 +327,7 @@ func (r *Readers) others(all []*Reader) []*Reader {
 // Deserted reports whether the last keepalive to each caller met no subscription. A call that has
 // waited must not begin then.
 func (r *Readers) Deserted() bool {
-	return deserted(r.others([]*Reader{r.first}), (*bus.Probe).Nobody)
+	return deserted(r.others([]*Reader{r.first}), (*bus.Probe).NoSubscriber)
 }
 
 // deserted reports whether all callers of a unary call are gone. A caller that asked for no

@@ -105,7 +105,7 @@ func begin(t *testing.T, req *codec.Request, limit int64) (*fake, *Readers, *Str
 
 // Each item and the end go to the first caller, with the empty message that ends the answer
 // of an inbox.
-func TestDelivers(t *testing.T) {
+func TestItemsAndEndReachTheFirstCaller(t *testing.T) {
 	t.Parallel()
 	f, _, s := begin(t, &codec.Request{Call: codec.Call{Delivery: codec.DeliverInbox}}, 1000)
 	if err := s.Send(t.Context(), json.RawMessage(`1`)); err != nil {
@@ -121,7 +121,7 @@ func TestDelivers(t *testing.T) {
 }
 
 // A live stream is acknowledged once; an error before its first item is its answer.
-func TestAcknowledges(t *testing.T) {
+func TestStreamIsAcknowledged(t *testing.T) {
 	t.Parallel()
 	f, _, s := begin(t, &codec.Request{Call: codec.Call{Delivery: codec.DeliverLive}}, 1000)
 	for range 2 {
@@ -140,7 +140,7 @@ func TestAcknowledges(t *testing.T) {
 	}
 }
 
-// An item waits for credit; without any for 10 s the call is told to end.
+// An item waits for credit; after 10 s without any the call is stopped.
 func TestCredit(t *testing.T) {
 	t.Parallel()
 	f, _, s := begin(t, &codec.Request{Call: codec.Call{Delivery: codec.DeliverInbox, Credit: 1}, HasCredit: true}, 1000)
@@ -268,7 +268,7 @@ func TestRepetitionByOneCallerIsOneCaller(t *testing.T) {
 	meshtest.Until(t, "the caller is gone", r.Deserted)
 }
 
-// Progress is told to one that repeats the call and asks for it, though the first caller did not.
+// A repetition that asks for progress gets it, even if the first caller did not ask.
 func TestProgressGoesToARepetition(t *testing.T) {
 	t.Parallel()
 	f := &fake{}

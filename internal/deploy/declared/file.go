@@ -65,9 +65,9 @@ func Parse(data []byte, env []string) (f File) {
 	}
 	meta, err := toml.Decode(string(data), &top)
 	if bad := (toml.ParseError{}); errors.As(err, &bad) {
-		return File{Err: invalid("the file of indexes is no TOML: line %d: %s", bad.Position.Line, cmp.Or(bad.Message, bad.Error()))}
+		return File{Err: invalid("the file of indexes is not TOML: line %d: %s", bad.Position.Line, cmp.Or(bad.Message, bad.Error()))}
 	} else if err != nil {
-		return File{Err: invalid("index is no list of tables: write [[index]] above each: %w", err)}
+		return File{Err: invalid("index is not a list of tables: write [[index]] above each: %w", err)}
 	}
 	if !meta.IsDefined("index") {
 		f.Err = invalid("the file of indexes lists none: write index = [] to have none")
@@ -96,10 +96,8 @@ func invalid(format string, args ...any) error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).WithStarted(toolmesh.StartedNo)
 }
 
-// keys are those of an entry.
 var keys = []string{"env", "name", "on", "paths", "rev", "source"}
 
-// entry reads one table.
 func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Entry) {
 	var wrong []string
 	sure := true // of the name
@@ -118,7 +116,7 @@ func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Ent
 	}()
 	var written map[string]any
 	if meta.PrimitiveDecode(table, &written) != nil {
-		bad("it is no table: write [[index]] above it")
+		bad("it is not a table: write [[index]] above it")
 		return e
 	}
 	var said struct {
@@ -165,7 +163,7 @@ func entry(n int, meta toml.MetaData, table toml.Primitive, env []string) (e Ent
 	}
 	r.Name = e.Name
 	for _, path := range said.Paths {
-		p, err := index.ParsePath(path)
+		p, err := index.ParseFolder(path)
 		if err != nil {
 			bad("paths: %s", err.Error())
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/registry"
 )
 
-func TestAFileIsRead(t *testing.T) {
+func TestFileOfIndexesIsParsed(t *testing.T) {
 	t.Parallel()
 	f := Parse([]byte(`
 [[index]]
@@ -44,7 +44,7 @@ on = { gpu = "true", zone = "b" }
 		{
 			Source: "https://example.com/model.git", Rev: "v2", Name: "big", Literal: []string{"REGION", "EMPTY"},
 			Env:   map[string]string{"API_KEY": "s3", "REGION": "eu=x", "EMPTY": ""},
-			Paths: []index.Path{{Path: "/srv/documents", Write: true}, {Path: "/srv/models"}}, On: registry.Labels{"gpu": "true", "zone": "b"},
+			Paths: []index.Folder{{Path: "/srv/documents", Write: true}, {Path: "/srv/models"}}, On: registry.Labels{"gpu": "true", "zone": "b"},
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -53,7 +53,7 @@ on = { gpu = "true", zone = "b" }
 }
 
 // A broken entry has an error, and the others are read.
-func TestAnEntryIsWrong(t *testing.T) {
+func TestWrongEntriesAreSkipped(t *testing.T) {
 	t.Parallel()
 	for text, parts := range map[string][]string{
 		`name = "bad"`: {"entry 1 (bad)", "source is missing"},

@@ -223,14 +223,14 @@ func repository(t *testing.T, name string) (url string) {
 
 func entry(url, more string) string { return fmt.Sprintf("[[index]]\nsource = %q\n%s\n", url, more) }
 
-// TestTheMeshIsAsTheFileSays installs, upgrades, breaks and empties a file, with an agent and git
+// A file is installed, upgraded, broken and emptied, with an agent and git
 // repositories, next to an index that was installed manually.
-func TestTheMeshIsAsTheFileSays(t *testing.T) {
+func TestMeshFollowsItsFileOfIndexes(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.agent(t, "one", nil)
 	idx, second, hand := repository(t, "idx"), repository(t, "second"), repository(t, "hand")
-	byHand := func(what deploy.Request) {
+	manual := func(what deploy.Request) {
 		t.Helper()
 		for _, err := range deploy.Install(t.Context(), r.bus, what, nil) {
 			if err != nil {
@@ -238,7 +238,7 @@ func TestTheMeshIsAsTheFileSays(t *testing.T) {
 			}
 		}
 	}
-	byHand(deploy.Request{Source: hand})
+	manual(deploy.Request{Source: hand})
 
 	r.write(t, entry(idx, `rev = "v1"`))
 	r.keep(t, nil)
@@ -263,7 +263,7 @@ func TestTheMeshIsAsTheFileSays(t *testing.T) {
 
 	// A file that is broken changes nothing.
 	r.write(t, entry(second, `rev = "v2"`)+"[[index\n")
-	r.fails(t, "", toolmesh.CodeInvalidRequest, "no TOML")
+	r.fails(t, "", toolmesh.CodeInvalidRequest, "not TOML")
 	r.answers(t, "idx.t.f", `"said 2"`)
 	r.answers(t, "second.t.f", `"none 1"`)
 
@@ -274,7 +274,7 @@ func TestTheMeshIsAsTheFileSays(t *testing.T) {
 	r.answers(t, "idx.t.f", `"none 1"`)
 
 	// Another revision is installed manually: the file's comes back.
-	byHand(deploy.Request{Source: idx, Rev: "v2"})
+	manual(deploy.Request{Source: idx, Rev: "v2"})
 	meshtest.Until(t, "the file's revision is back", func() bool {
 		record, err := r.store.Index(t.Context(), "idx", "")
 		return err == nil && record.Managed != ""
@@ -284,7 +284,7 @@ func TestTheMeshIsAsTheFileSays(t *testing.T) {
 	r.write(t, "index = []\n")
 	r.gone(t, "idx")
 	if _, err := r.store.Index(t.Context(), "hand", ""); err != nil {
-		t.Errorf("what somebody installed by hand: %v", err)
+		t.Errorf("the manually installed index: %v", err)
 	}
 }
 
@@ -312,9 +312,8 @@ func TestHalfWrittenFileRemovesNoIndex(t *testing.T) {
 	}
 }
 
-// TestAPoolWithoutNodes has entries of pools that no node is there for: they are demand of
-// their pools, and are brought once a node comes.
-func TestAPoolWithoutNodes(t *testing.T) {
+// Entries of pools without a node are demand of their pools, and are installed once a node comes.
+func TestEntryWaitsForANodeOfItsPool(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	idx, second := repository(t, "idx"), repository(t, "second")
@@ -350,8 +349,8 @@ func TestAPoolWithoutNodes(t *testing.T) {
 	wanted("nobody keeps the file", map[string]int{})
 }
 
-// TestOneOfTwoLeads has two keepers: the one that leads stops, and the other goes on.
-func TestOneOfTwoLeads(t *testing.T) {
+// Of two keepers one acts; the other goes on when it stops.
+func TestOneOfTwoKeepersActs(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.agent(t, "one", map[string]string{"pool": "a"})
@@ -376,7 +375,7 @@ func TestATypoInAnEntryThatIsServedIsLogged(t *testing.T) {
 	r.agent(t, "one", nil)
 	idx := repository(t, "idx")
 	r.write(t, entry(idx, `rev = "v1"`))
-	log := &told{slog.DiscardHandler, "not kept in full", make(chan struct{}, 1)}
+	log := &told{slog.DiscardHandler, "some entries of the file of indexes are not installed", make(chan struct{}, 1)}
 	r.keep(t, log)
 	r.is(t, "idx", registry.DeclaredInstalled)
 	r.write(t, entry(idx, `revv = "v2"`))
@@ -407,7 +406,7 @@ func (h *told) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestALeaseThatIsLostEndsTheTerm gives the lease to another holder: the keeper stops until that
+// The lease goes to another holder: the keeper stops until that
 // one is gone.
 func TestALeaseThatIsLostEndsTheTerm(t *testing.T) {
 	t.Parallel()
@@ -421,7 +420,7 @@ func TestALeaseThatIsLostEndsTheTerm(t *testing.T) {
 		t.Fatal(err)
 	}
 	for { // it may renew it at the same time
-		if revision, err = r.store.KeepDeclared(t.Context(), registry.DeclaredRecord{Holder: "somebody"}, revision); err == nil {
+		if revision, err = r.store.KeepDeclared(t.Context(), registry.DeclaredRecord{Holder: "another"}, revision); err == nil {
 			break
 		}
 		if _, revision, err = r.store.Declared(t.Context()); err != nil {
@@ -433,11 +432,11 @@ func TestALeaseThatIsLostEndsTheTerm(t *testing.T) {
 	case <-t.Context().Done():
 		t.Fatal("the keeper does not notice")
 	}
-	if got := r.holder(t); got != "somebody" {
+	if got := r.holder(t); got != "another" {
 		t.Errorf("the lease is %q's, want that it is left to who has it", got)
 	}
 	if err := r.store.LeaveDeclared(t.Context(), revision); err != nil {
 		t.Fatal(err)
 	}
-	meshtest.Until(t, "it leads again", func() bool { got := r.holder(t); return got != "" && got != "somebody" })
+	meshtest.Until(t, "it leads again", func() bool { got := r.holder(t); return got != "" && got != "another" })
 }

@@ -194,10 +194,10 @@ func (t *term) begin(ctx context.Context, name subjects.IndexName, w *work, do f
 		t.mu.Unlock()
 		log := t.k.log.With(slog.String("index", string(name)))
 		if err != nil {
-			log.Warn("index is not as the file has it", slog.String("code", string(toolmesh.CodeOf(err))),
+			log.Warn("index differs from its entry in the file", slog.String("code", string(toolmesh.CodeOf(err))),
 				slog.String("error", err.Error()), slog.Duration("retry", wait))
 		} else {
-			log.Info("index is as the file has it")
+			log.Info("index agrees with its entry in the file")
 		}
 		wake.Up(t.wake)
 	})
@@ -215,7 +215,7 @@ func (t *term) tell(now []registry.DeclaredIndex) {
 		// A failed attempt is in the log already; a fault of an entry that is served is not.
 		w := t.works[now[n].Name]
 		if now[n].State == registry.DeclaredFailed && (w == nil || now[n].Reason != declaredOf(Entry{}, "", w.err).Reason) {
-			t.k.log.Warn("the file of indexes is not kept in full", slog.String("index", string(now[n].Name)), slog.String("error", now[n].Reason))
+			t.k.log.Warn("some entries of the file of indexes are not installed", slog.String("index", string(now[n].Name)), slog.String("error", now[n].Reason))
 		}
 	}
 	if !slices.Equal(t.told, now) {

@@ -25,9 +25,6 @@ else:
         for _name in _names:
             globals()[_name] = import_module(f"{tool_side.__package__}.{_room}.{_name}")
 
-    for _one in (errors, files, tasks, tool_side):  # the types that the API exposes have annotations
-        vars(_one).setdefault("JSON", typing.Any)
-
 scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.ContextVar("scope", default=(None, None))
 """The session and the deadline, by time.monotonic, of calls that name none."""
 

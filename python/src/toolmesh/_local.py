@@ -6,7 +6,8 @@ import subprocess
 
 from . import binary
 from ._client import finding
-from ._client.answers import outward
+from ._client.answers import outward, refused
+from ._client.background import background
 from ._core import errors
 from .client import Mesh
 
@@ -31,12 +32,12 @@ def local(*, idle: float = 300.0) -> Mesh:
                 return Mesh(record["url"])
             return Mesh(_started(binary.find(), idle))
     except OSError as failure:
-        raise errors.error("unavailable", str(failure), started=False, origin="caller") from None
+        raise refused("unavailable", str(failure)) from None
 
 
 def ask(mesh: Mesh) -> None:
     """Raises the error of a mesh that does not answer."""
-    mesh._ask(lambda core: core._links.here().registry(core.session_name, "list", {"limit": 1}))
+    background.run(lambda: mesh._asked("list", {"limit": 1}))
 
 
 def _started(program: str, idle: float) -> str:

@@ -5,8 +5,7 @@
 
     runner = Anthropic().beta.messages.tool_runner(tools=tools(Mesh(), "weather."), ...)
 
-Declarations and arguments are the mesh's, for this provider. A failure is a result
-with is_error, which the model reads.
+Declarations and arguments are the mesh's, for this provider. A failure is a result with is_error for the model.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class _AsyncTool(_Declared, BetaAsyncBuiltinFunctionTool):
 class _Tool(_Declared, BetaBuiltinFunctionTool):
     def call(self, given: object) -> str:
         try:
-            _, arguments = background.run(self._mesh._meaning({"name": self.name, "input": given}))
+            _, arguments = background.run(lambda: self._mesh._meaning({"name": self.name, "input": given}))
             return text(run(self._tool, arguments, exact=True))
         except errors.MeshError as failure:
             raise ToolError(str(brief(failure))) from None

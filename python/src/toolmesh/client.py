@@ -11,25 +11,22 @@ import asyncio
 import contextlib
 import functools
 import importlib
-import io
 import json
 import os
 import time
 import typing
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
-from ._client import installing, models, payloads
+from ._client import installing, models, payloads, streams
 from ._client.answers import api, bare, outward, refused
 from ._client.background import background
 from ._client.call import Call, new_rpc_id
 from ._client.connection import Connection
 from ._client.finding import find
-from ._client.results import _about_task, _changed, _explained, _page, _resolved, _typed
+from ._client.results import _about_task, _explained, _page, _resolved, _typed
 from ._client.routes import FRESH
-from ._client.streams import Stream
 from ._core import batches, errors, files, tasks, tool_side
 from ._core import scope as _scope
 from ._options import OfCall, OfCollect, OfStream, Submission, Unpack
@@ -42,8 +39,7 @@ AsyncItems = AsyncGenerator[T, None]
 Self = typing.TypeVar("Self", bound="_Base")
 _Open = dict[tuple[int, asyncio.AbstractEventLoop], Connection]  # by process and event loop
 
-_DESCRIBED = 32  # concurrent requests for descriptions
-_PAGE = 500
+_PAGE = 500  # tools of one request, at most
 _BYTES = b'"$bytes"'  # the form of bytes without a declaration of the tool
 _SCHEMAS = 1000
 
@@ -74,19 +70,19 @@ class _Links:
     def __init__(self, settings: Mapping[str, Any], name: str, session: str) -> None:
         self.settings, self._name, self._session = settings, name, session
         self._schemas: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}  # with the time of the answer
-        self._of: _Open = {}
-        weakref.finalize(self, _dropped, self._of).atexit = False
+        self.of: _Open = {}
+        weakref.finalize(self, _dropped, self.of).atexit = False
 
     def here(self) -> Connection:
         """The connection of the running loop. A forked child leaves those of its parent alone."""
         key = os.getpid(), asyncio.get_running_loop()
-        link = self._of.get(key)
+        link = self.of.get(key)
         if link is None or link.closed:
-            for one in list(self._of):
+            for one in list(self.of):
                 if one[1].is_closed():
-                    self._of.pop(one, None)
+                    self.of.pop(one, None)
             settings = self.settings  # not self: a connection must not keep its owner
-            link = self._of[key] = Connection(lambda: find(**settings), self._name, self._session)
+            link = self.of[key] = Connection(lambda: find(**settings), self._name, self._session)
             link.keep()
         return link
 
@@ -109,10 +105,6 @@ class _Links:
             known = told.get("input_schema") or {}
             self._schemas[call.session, call.tool] = time.monotonic(), known
         call.body = declared(call.body, known)
-
-    def all(self) -> list[Connection]:
-        """The connections of all loops."""
-        return _own(self._of)
 
 
 def _own(links: _Open) -> list[Connection]:
@@ -240,12 +232,50 @@ class _Base:
     async def _submit(self, call: Call, request: Callable[..., bytes]) -> None:
         link = self._links.here()
         await self._links.settle(link, call)
-        nc = await link.ready()
-        if len(call.body) + payloads.ROOM <= nc.max_payload:
-            await link.task(call.session, "submit", request(call.body))
-        else:
-            ref = await payloads.put(link, call.session, io.BytesIO(call.body), len(call.body))
-            await link.task(call.session, "submit", request(b"", ref=(ref.name, ref.digest)))
+        await link.fit(call)
+        await link.task(call.session, "submit", request(call.body, ref=call.ref))
+
+    async def _asked(self, verb: str, question: dict[str, Any]) -> dict[str, Any]:
+        """An answer of the registry. Like all coroutines here it runs in the context of the caller, also on another
+        thread, and so in its scope."""
+        return await self._links.here().registry(self.session_name, verb, question)
+
+    async def _ids(self, prefix: str) -> list[str]:
+        found: list[str] = []
+        question: dict[str, Any] = {"limit": _PAGE}
+        while True:
+            page = await self._asked("list", question)
+            found += [one["id"] for one in page.get("tools", ())
+                      if one.get("state") == "serving" and one["id"].startswith(prefix)]
+            question["after"] = page.get("next")
+            if not question["after"]:
+                return sorted(found)
+
+    async def _starting(self, prefix: str) -> list[dict[str, Any]]:
+        return await self._described(await self._ids(prefix))
+
+    async def _found(self, words: str, limit: int) -> list[dict[str, Any]]:
+        told = await self._asked("search", {"query": words, "limit": limit})
+        return await self._described([one["id"] for one in told["tools"]])
+
+    async def _described(self, ids: list[str]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        while ids:
+            told = (await self._asked("describe", {"tools": ids[:_PAGE]}))["tools"]
+            if not told:
+                raise errors.error("protocol_error", f"the registry describes no tool of {len(ids)}", origin="caller")
+            found += [one for one in told if one is not None]  # None: removed since the list was made
+            ids = ids[len(told):]
+        return found
+
+    async def _declarations(self, provider: str, tools: Sequence[Any] | None) -> list[Any]:
+        ids = [getattr(one, "id", one) for one in tools] if tools is not None else await self._ids("")
+        question = {"provider": provider, "tools": list(ids)}
+        return (await models.render(self._links.here(), self.session_name, question))[0]
+
+    async def _meaning(self, call: Any) -> tuple[str, Any]:
+        """The tool and the arguments of a model's call."""
+        return await models.meaning(self._links.here(), self.session_name, call)
 
     async def _run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of a coroutine, created on the loop with the connection."""
@@ -304,19 +334,13 @@ class _Base:
         return tasks.AsyncTask(id, lambda verb, request: self._run(
             lambda: _about_task(self._links.here(), session, verb, request, tool)))
 
-    async def _achanged(self, tool: str) -> str:
-        session = self.session_name
-        return await self._run(lambda: _changed(self._links.here(), session, tool))
-
     async def adescribe(self, tool: str) -> dict[str, Any]:
         """The description of a tool, as mesh info --json prints it; ToolNotFound lists the nearest ids."""
-        session = self.session_name
-        return await self._run(lambda: self._links.here().registry(session, "describe", {"tool": tool}))
+        return await self._run(lambda: self._asked("describe", {"tool": tool}))
 
     async def asave(self, value: Any, path: str | os.PathLike[str]) -> str:
         """Mesh.save, for coroutines."""
-        session = self.session_name
-        return await self._run(lambda: payloads.save(self._links.here(), session, value, path))
+        return await self._run(lambda: payloads.save(self._links.here(), self.session_name, value, path))
 
 
 @api
@@ -353,13 +377,11 @@ class AsyncMesh(_Base):
 
     async def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
         """Mesh.format."""
-        ids = [getattr(one, "id", one) for one in tools] if tools is not None else await self._ids("")
-        question = {"provider": provider, "tools": list(ids)}
-        return (await models.render(self._links.here(), self.session_name, question))[0]
+        return await self._declarations(provider, tools)
 
     async def execute(self, call: Any, *, timeout: float | None = None) -> Any:
         """Mesh.execute."""
-        tool, arguments = await models.meaning(self._links.here(), self.session_name, call)
+        tool, arguments = await self._meaning(call)
         return await self.call(tool, arguments, timeout=timeout)
 
     async def close(self) -> None:
@@ -369,43 +391,8 @@ class AsyncMesh(_Base):
     async def __aenter__(self: Self) -> Self:
         return self
 
-    async def __aexit__(self, _kind: type[BaseException] | None, _value: BaseException | None,
-                        _trace: TracebackType | None) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    async def _ids(self, prefix: str) -> list[str]:
-        link, after = self._links.here(), ""
-        found: list[str] = []
-        while True:
-            question: dict[str, Any] = {"limit": _PAGE}
-            if after:
-                question["after"] = after
-            page = await link.registry(self.session_name, "list", question)
-            found += [one["id"] for one in page.get("tools", ())
-                      if one.get("state") == "serving" and one["id"].startswith(prefix)]
-            after = page.get("next") or ""
-            if not after:
-                return sorted(found)
-
-    async def _starting(self, prefix: str) -> list[dict[str, Any]]:
-        return await self._described(await self._ids(prefix))
-
-    async def _found(self, words: str, limit: int) -> list[dict[str, Any]]:
-        told = await self._links.here().registry(self.session_name, "search", {"query": words, "limit": limit})
-        return await self._described([one["id"] for one in told["tools"]])
-
-    async def _described(self, ids: list[str]) -> list[dict[str, Any]]:
-        link, session, places = self._links.here(), self.session_name, asyncio.Semaphore(_DESCRIBED)
-
-        async def describe(tool_id: str) -> dict[str, Any] | None:
-            async with places:
-                try:
-                    return await link.registry(session, "describe", {"tool": tool_id})
-                except errors.ToolNotFound:
-                    return None  # removed since the list was made
-
-        found = await asyncio.gather(*[describe(one) for one in ids])
-        return [one for one in found if one is not None]
 
 
 @api
@@ -417,16 +404,6 @@ class Mesh(_Base):
     running event loop, but blocks it: acall and astream do not. After a fork the child connects again; pending calls
     belong to the parent. AsyncMesh is the same for coroutines.
     """
-
-    def _here(self) -> AsyncMesh:
-        """The mesh for requests, in the session that applies to the caller."""
-        core = AsyncMesh.__new__(AsyncMesh)
-        core.__dict__.update(self.__dict__, _session=self.session_name)
-        return core
-
-    def _ask(self, make: Callable[[AsyncMesh], Coroutine[Any, Any, T]]) -> T:
-        core = self._here()
-        return background.run(lambda: make(core))
 
     @typing.overload
     def call(self, tool: str, args: Args = None, *, returns: type[T], **options: Unpack[OfCall]) -> T: ...
@@ -518,27 +495,27 @@ class Mesh(_Base):
 
     def describe(self, tool: str) -> dict[str, Any]:
         """The description of a tool, as mesh info --json prints it; ToolNotFound lists the nearest ids."""
-        return self._ask(lambda core: core.describe(tool))
+        return background.run(lambda: self._asked("describe", {"tool": tool}))
 
     def save(self, value: Any, path: str | os.PathLike[str]) -> str:
         """Writes the file of a result (a tool that returns a File gives {"$file": ...}) to path, or into that folder
         under its own name, and returns its path. The mesh keeps the file for 15 minutes after the call; it can be saved
         once."""
-        return self._ask(lambda core: core.save(value, path))
+        return background.run(lambda: payloads.save(self._links.here(), self.session_name, value, path))
 
     def cancel(self, rpc_id: str) -> bool:
         """Stops a call of the session, wherever it runs; False if no node had it."""
-        return self._ask(lambda core: core.cancel(rpc_id))
+        return background.run(lambda: self._links.here().cancelled(self.session_name, rpc_id))
 
     def tools(self, prefix: str = "") -> list[RemoteTool]:
         """The served tools of the session whose id begins with prefix, in the order of their ids."""
-        return [RemoteTool(self, one) for one in self._ask(lambda core: core._starting(prefix))]
+        return [RemoteTool(self, one) for one in background.run(lambda: self._starting(prefix))]
 
     def search(self, words: str, *, limit: int = 10) -> list[RemoteTool]:
         """The tools of the session that fit what should be done, said in anybody's words, the best first.
 
         mesh.search("which forecast for tomorrow", limit=5); limit is 1,000 at most."""
-        return [RemoteTool(self, one) for one in self._ask(lambda core: core._found(words, limit))]
+        return [RemoteTool(self, one) for one in background.run(lambda: self._found(words, limit))]
 
     def tool(self, tool_id: str) -> RemoteTool:
         """One tool; ToolNotFound lists similar ids."""
@@ -561,19 +538,14 @@ class Mesh(_Base):
     def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
         """The declarations of tools (ids or tool objects; None: all of the session) for a provider: openai,
         openai-responses, anthropic, gemini or mcp. execute knows the names in them, in any program."""
-        return self._ask(lambda core: core.format(provider, tools))
+        return background.run(lambda: self._declarations(provider, tools))
 
     def execute(self, call: Any, *, timeout: float | None = None) -> Any:
         """Runs a model's tool call: an object or a dict of the provider's client, or {"name", "arguments"}. Its name is
         mapped back, and arguments are fitted to the schema where their meaning is plain (docs/tools.md, "What models
         write"); the logger toolmesh reports that. Slightly broken JSON is repaired if json_repair is installed."""
-        tool, arguments = background.run(self._meaning(call))
+        tool, arguments = background.run(lambda: self._meaning(call))
         return self.call(tool, arguments, timeout=timeout)
-
-    def _meaning(self, call: Any) -> Callable[[], Coroutine[Any, Any, tuple[str, Any]]]:
-        """The tool and the arguments of a model's call."""
-        core = self._here()
-        return lambda: models.meaning(core._links.here(), core.session_name, call)
 
     def dspy_tools(self, prefix: str = "") -> list[Any]:
         """The tools of the session whose id begins with prefix as dspy.Tools, for dspy.ReAct and others, under names
@@ -584,15 +556,14 @@ class Mesh(_Base):
 
     def close(self) -> None:
         """Closes the connection; pending calls fail. A later call opens a new one."""
-        for link in self._links.all():
+        for link in _own(self._links.of):
             if link.loop is background.loop and not link.closed:
                 background.run(link.close)
 
     def __enter__(self) -> Mesh:
         return self
 
-    def __exit__(self, _kind: type[BaseException] | None, _value: BaseException | None,
-                 _trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -620,7 +591,7 @@ class _Pages:
         if self._pages is None:
             link = self.mesh._links.here()
             await self.mesh._links.settle(link, self._call)
-            self._pages = Stream(link, self._call).pages()
+            self._pages = streams.pages(link, self._call)
         return await _page(self._pages, self._call, self._idle)
 
     def typed(self, body: bytes) -> Any:

@@ -5,9 +5,8 @@
 
     agent = dspy.ReAct("question -> answer", tools=Mesh().dspy_tools("weather."))
 
-Where dspy is not installed, the same functions give plain callables. Proxies without
-a mesh of their own call by toolmesh.mesh: inside a tool that is the tool's worker, so
-that an agent's calls are nested in its own, in the session and the time of that.
+Without dspy installed, the same functions return plain callables. Proxies without a mesh call through toolmesh.mesh:
+inside a tool an agent's calls are nested in the tool's call, in its session and time.
 """
 
 from __future__ import annotations
@@ -48,12 +47,11 @@ class ToolBridgeManager:
         self.tools: dict[str, RPCProxyTool] = {}  # by id
 
     def create_tools_from_specs(self, specs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The tools by name: dspy.Tools, or the proxies themselves where dspy is not installed.
+        """The tools by name: dspy.Tools, or without dspy the proxies themselves.
 
-        A specification is {"tool_id", "name", "type": "standard" or "streaming", "description", "metadata"}, and,
-        optional: "input_schema", where the mesh is not to be asked or cannot be, as inside a tool; "timeout_ms", of the
-        call, or between items; "cache_ttl", in seconds, for results that may be kept. ValueError for one that is no
-        such thing, names an unknown tool, or a name twice.
+        A specification is {"tool_id", "name", "type": "standard" or "streaming", "description", "metadata"}, with the
+        options "input_schema" (the mesh is not asked), "timeout_ms" and "cache_ttl" in seconds: docs/python/dspy.md.
+        ValueError for an invalid specification, an unknown tool, and a repeated name.
         """
         made: dict[str, Any] = {}
         proxies: dict[str, RPCProxyTool] = {}
@@ -71,8 +69,8 @@ class ToolBridgeManager:
         return made
 
     def validate_tool_call(self, tool_id: str, args: Any, kwargs: Any) -> RPCProxyTool:
-        """The proxy of a call as it came over a wire. ValueError for a tool that is not
-        here, TypeError for args that are no list and kwargs that are no dict."""
+        """The proxy of a call. ValueError for an unknown tool, TypeError for args that are no list and kwargs that are
+        no dict."""
         proxy = self.tools.get(tool_id)
         if proxy is None:
             raise ValueError(f"there is no tool {tool_id!r} here")
@@ -122,12 +120,10 @@ class BatchToolProcessor:
         self.manager = manager
 
     def process_batch(self, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The results of {"tool_id", "args": [], "kwargs": {}, "index"}, in the order of the requests: {"index",
-        "status": "ok", "result"}, or {"index", "status": "error", "error": {"type", "message", "stacktrace", "code"}}
-        for one that fails. They are sent as one parallel batch of the mesh, see Mesh.batch: all side by side, but for
-        those with one resource key and tools that declare parallel_safe = false; streams, and results that are kept,
-        are calls of their own. ValueError and TypeError for requests that cannot be, before any runs; there are 1,000
-        at most."""
+        """The results of {"tool_id", "args": [], "kwargs": {}, "index"}, at most 1,000, in their order: {"index",
+        "status": "ok", "result"} or {"index", "status": "error", "error": {"type", "message", "stacktrace", "code"}}.
+        They are one parallel batch, see Mesh.batch; streams and cached tools are called one by one, concurrently.
+        Invalid requests raise ValueError and TypeError before any runs."""
         if len(requests) > _BATCH:
             raise ValueError(f"{len(requests)} requests: a batch has {_BATCH} at most")
         calls = []
@@ -212,9 +208,9 @@ _agents: dict[str, tuple[str, Any]] = {}
 
 
 def init_tool_bridge(request: dict[str, Any], mesh: Mesh | None = None) -> dict[str, Any]:
-    """Makes the tools of {"session_id", "tools"}; see ToolBridgeManager for those. Returns {"session_id", "tool_count",
-    "tool_names"}. Tools that the session had are replaced; end_session forgets them. mesh is as for RPCProxyTool;
-    inside a tool the session is that of its call, and session_id only a name."""
+    """Makes the tools of {"session_id", "tools"}, see create_tools_from_specs, in place of the session's earlier ones.
+    Returns {"session_id", "tool_count", "tool_names"}. mesh is as for RPCProxyTool; inside a tool the session is that
+    of its call, and session_id only a name."""
     session = _text(request, "session_id")
     where = mesh
     if where is None and not _here.serves():
@@ -227,9 +223,8 @@ def init_tool_bridge(request: dict[str, Any], mesh: Mesh | None = None) -> dict[
 
 
 def create_react_agent(request: dict[str, Any]) -> dict[str, Any]:
-    """Makes a dspy.ReAct of {"signature", "session_id", "max_iters": 5} with the tools of
-    the session. Returns {"agent_id", "tool_count", "max_iters"}; agent gives it by its
-    id. ValueError for a session without tools, ImportError where dspy is not installed."""
+    """Makes a dspy.ReAct of {"signature", "session_id", "max_iters": 5} with the tools of the session. Returns
+    {"agent_id", "tool_count", "max_iters"}. ValueError for a session without tools, ImportError without dspy."""
     session, rounds = _text(request, "session_id"), request.get("max_iters", 5)
     if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
         raise ValueError(f"max_iters is {rounds!r}: it is how many steps there are at most")

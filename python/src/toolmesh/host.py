@@ -34,7 +34,6 @@ import typing
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
-from types import TracebackType
 from typing import Any
 
 from ._client import names
@@ -206,8 +205,7 @@ class Host:
     def __enter__(self: Self) -> Self:
         return self.start()
 
-    def __exit__(self, _kind: type[BaseException] | None, _value: BaseException | None,
-                 _trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         atexit.unregister(self.stop)
 
@@ -223,7 +221,7 @@ class _Offered:
         if name is None and self.name in ("", "<lambda>"):
             self.name = f"tool_{uuid.uuid4()}"
         if not isinstance(self.name, str) or not _NAME.match(self.name):
-            raise ValueError(f"the name of a tool cannot be {self.name!r}: it is text without dots and spaces")
+            raise ValueError(f"{self.name!r} cannot be a tool's name: it is text without dots and spaces")
         names.token(self.name)
         known = Annotations.__annotations__
         unknown = set(annotations) - set(known)
@@ -239,14 +237,11 @@ class _Offered:
             said["resource_key"] = [said["resource_key"]]
         self.streaming = self.kind in ("generator", "async_generator")
         self.took = _LONG  # seconds of a call, averaged over the last few
-        varargs = next((one.name for one in signature.parameters if one.kind == "varargs"), None)
         self.spec = {
             "tool_id": self.name, "name": self.name, "type": "streaming" if self.streaming else "standard",
             "description": description if description is not None else told["description"],
             "metadata": metadata or {}, "input_schema": told["input_schema"], "positional": told["positional"],
-            "annotations": said,
-            **({"output_schema": told["output_schema"]} if told["output_schema"] else {}),
-            **({"varargs": varargs} if varargs else {}),
+            "annotations": said, **{key: told[key] for key in ("output_schema", "varargs") if told[key]},
         }
 
 
@@ -283,7 +278,7 @@ class _Runner:
         self._bridge: Bridge | None = None
         self._running: dict[str, _Call] = {}
         self._waiting: deque[_Call] = deque()  # for a thread
-        self._given, self._taken, self._seen = 0, 0, 0  # calls: all that waited, no longer waiting, at the last look
+        self._recent = 0  # calls that came after the last look
         self._looking = False
         self._had_calls = False
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # of an idle thread: False ends it
@@ -418,7 +413,7 @@ class _Runner:
             call.task.add_done_callback(lambda task: self._done(call, task))
             return
         with self._lock:
-            self._given += 1
+            self._recent += 1
             self._waiting.append(call)
             self._rouse(1 if offered.took > _SHORT or not self._awake else 0)
         if not self._looking:
@@ -439,9 +434,9 @@ class _Runner:
     def _look(self) -> None:
         """Gives threads to calls that were waiting at the last check already: earlier calls are slow."""
         with self._lock:
-            self._rouse(self._seen - self._taken - self._roused)
-            self._looking = self._seen != self._given or self._taken != self._given
-            self._seen = self._given
+            self._rouse(len(self._waiting) - self._recent - self._roused)
+            self._looking = bool(self._recent or self._waiting)
+            self._recent = 0
         if self._bridge is not None:
             self._bridge.flush()
         if self._looking:
@@ -529,9 +524,7 @@ class _Runner:
                 self._roused -= roused
                 roused = False
                 call = self._waiting.popleft() if self._waiting else None
-                if call is not None:
-                    self._taken += 1
-                elif done is None:
+                if call is None and done is None:
                     self._awake -= 1
             if call is not None:
                 with contextlib.suppress(guard.Cancelled):  # it came while the answer was being sent
@@ -545,11 +538,8 @@ class _Runner:
 
     def _run_call(self, call: _Call) -> None:
         with self._lock:
-            if call.cancelled:
-                started = False
-            else:
-                call.thread, started = threading.get_ident(), True
-        if not started:
+            call.thread = 0 if call.cancelled else threading.get_ident()
+        if not call.thread:
             self._gone(call)
             call.bridge.put(_failed(call.key, failures.body("cancelled", "the call was cancelled", False)))
             return

@@ -5,8 +5,8 @@
 
     agent = create_agent(model, tools(Mesh(), "weather."))
 
-A failure is a ToolException that the tool handles: the model reads it, and the run
-goes on. A result is content as text, and the artifact as it is.
+A failure is a ToolException that the tool handles: the model reads it, and the run continues. The content of a result
+is text, its artifact the value.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
 
     agent = Agent(name="assistant", tools=tools(Mesh(), "weather."))
 
-Declarations and arguments are the mesh's, for this provider. A failure is the text
-that the model reads; the run goes on.
+Declarations and arguments are the mesh's, for this provider. A failure is text for the model; the run continues.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
     agent = Agent(model, tools=tools(Mesh(), "weather."))
 
-The model is asked to try again where its arguments do not fit, and told of any other
-failure; the run goes on. Tools that are not declared parallel_safe run one at a time.
+The model is asked to try again if its arguments do not fit, and told of other failures; the run continues. Tools that
+are not declared parallel_safe run one at a time.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import typing
 
 from .._client import models
 from .._client.background import background
+from .._client.results import _changed
 from .._core import errors
 from ..client import Mesh
 
@@ -55,8 +56,8 @@ def names(ids: Sequence[str]) -> dict[str, str]:
 def named(mesh: Mesh, prefix: str) -> list[tuple[RemoteTool, str]]:
     """The tools whose id begins with prefix. Names are unique in the whole session: lists of several prefixes can be
     joined."""
-    found, core = mesh.tools(prefix), mesh._here()
-    known = background.run(lambda: core._ids("")) if prefix else []
+    found = mesh.tools(prefix)
+    known = background.run(lambda: mesh._ids("")) if prefix else []
     by_id = names(list(dict.fromkeys([*known, *[one.id for one in found]])))
     return [(one, by_id[one.id]) for one in found]
 
@@ -95,16 +96,15 @@ def meant(mesh: Any, tool: str, arguments: dict[str, Any], failure: errors.MeshE
     """The meaning of refused arguments; raises the failure if the mesh finds none."""
     if failure.started is not False or not isinstance(mesh, Mesh):
         raise failure
-    core = mesh._here()
 
     async def ask() -> dict[str, Any]:
         # The refusal says more than an error of this request would.
         with contextlib.suppress(errors.MeshError):
-            _, found = await models.meant(core._links.here(), core.session_name, tool, arguments, only_changed=True)
+            _, found = await models.meant(mesh._links.here(), mesh.session_name, tool, arguments, only_changed=True)
             if found is not None:
                 return typing.cast("dict[str, Any]", found)
             if not failure.revision:  # the node's refusal says it itself
-                failure.message += await core._achanged(tool)
+                failure.message += await _changed(mesh._links.here(), mesh.session_name, tool)
         raise failure
 
     return background.submit(ask)
@@ -112,8 +112,7 @@ def meant(mesh: Any, tool: str, arguments: dict[str, Any], failure: errors.MeshE
 
 async def meaning(mesh: Mesh, call: Any) -> dict[str, Any]:
     """The tool's own arguments in a call of a model whose tools mesh.format has declared."""
-    _, arguments = await asyncio.wrap_future(background.submit(mesh._meaning(call)))
-    return typing.cast("dict[str, Any]", arguments)
+    return typing.cast("dict[str, Any]", (await mesh._run(lambda: mesh._meaning(call)))[1])
 
 
 def text(value: Any) -> str:

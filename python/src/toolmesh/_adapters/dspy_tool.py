@@ -12,6 +12,7 @@ import jsonschema
 import pydantic
 from dspy.utils.callback import with_callbacks
 
+from .._client.answers import refused
 from .._core import errors
 from .common import brief, meant
 from .proxies import RPCProxyTool, awhole, plain, whole
@@ -50,11 +51,8 @@ class MeshTool(dspy.Tool):
         wrong = sorted(self._checks.iter_errors(given), key=lambda one: one.json_path)
         if wrong:
             shown = "; ".join(f"{one.json_path[2:] or 'arguments'}: {one.message}" for one in wrong[:3])
-            raise errors.error(
-                "invalid_arguments", shown,
-                tool=self._proxy.tool_id, started=False, origin="caller",
-                details={"errors": [{"pointer": "".join(f"/{key}" for key in one.absolute_path), "message": one.message}
-                                    for one in wrong]})
+            raise refused("invalid_arguments", shown, self._proxy.tool_id, details={"errors": [
+                {"pointer": "".join(f"/{key}" for key in one.absolute_path), "message": one.message} for one in wrong]})
         return given
 
     # Arguments may have any names: functions decorated by dspy get them as one argument, as their own parameters have

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from .. import mesh as _here
-from .._client.answers import api
-from .._core import errors, values
+from .._client.answers import api, refused
+from .._core import values
 from .._locks import lock
 from ..client import Mesh
 from ..remote import Description, Named, declared
@@ -77,10 +77,9 @@ class RPCProxyTool:
         if self._told is None:
             caller = self._caller()
             if caller is _here:
-                raise errors.error("invalid_arguments", "arguments by position need the tool's input_schema; "
-                                   "give them by name", tool=self.tool_id, started=False, origin="caller")
-            self._told = told = caller.tool(self.tool_id)
-            return dict(told.arguments(args, kwargs))
+                raise refused("invalid_arguments", "arguments by position need the tool's input_schema; "
+                                                   "give them by name", self.tool_id)
+            self._told = caller.tool(self.tool_id)
         return self._told.arguments(args, kwargs)
 
 
@@ -122,8 +121,7 @@ class CachedRPCProxyTool(RPCProxyTool):
         key = self._key(arguments)
         kept = self._find(key)
         if kept is None:
-            kept = (super().__call__(**arguments),)
-            self._keep(key, kept[0])
+            kept = self._keep(key, super().__call__(**arguments))
         return copy.deepcopy(kept[0])
 
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -132,8 +130,7 @@ class CachedRPCProxyTool(RPCProxyTool):
         key = self._key(arguments)
         kept = self._find(key)
         if kept is None:
-            kept = (await super().acall(**arguments),)
-            self._keep(key, kept[0])
+            kept = self._keep(key, await super().acall(**arguments))
         return copy.deepcopy(kept[0])
 
     def _key(self, arguments: dict[str, Any]) -> str:
@@ -150,12 +147,13 @@ class CachedRPCProxyTool(RPCProxyTool):
             self._kept.move_to_end(key)
             return (value,)
 
-    def _keep(self, key: str, value: Any) -> None:
+    def _keep(self, key: str, value: Any) -> tuple[Any]:
         with self._lock:
             self._kept[key] = time.monotonic() + self.cache_ttl, copy.deepcopy(value)
             self._kept.move_to_end(key)
             if len(self._kept) > _CACHED:
                 self._kept.popitem(last=False)
+        return (value,)
 
 
 def whole(proxy: RPCProxyTool, /, *args: Any, **kwargs: Any) -> Any:
@@ -176,6 +174,5 @@ def plain(arguments: dict[str, Any], tool: str, schema: dict[str, Any] | None = 
     try:
         body = values.encode(arguments)
     except (values.NotSerializable, TypeError, ValueError) as failure:
-        raise errors.error("invalid_arguments", f"not JSON: {failure}", tool=tool, started=False,
-                           origin="caller") from None
+        raise refused("invalid_arguments", f"not JSON: {failure}", tool) from None
     return values.decode(declared(body, schema or {}))

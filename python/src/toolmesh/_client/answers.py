@@ -120,17 +120,14 @@ def failed(message: Msg) -> errors.MeshError:
         told = None
     if not isinstance(told, dict):
         told = {"message": headers.get("Nats-Service-Error", "")}
-    told.setdefault("code", headers.get("Mesh-Error-Code") or by_number(headers.get("Nats-Service-Error-Code", "")))
+    # A number without a name here has the code of its class.
+    known = "invalid_request" if headers.get("Nats-Service-Error-Code", "").startswith("4") else "internal"
+    told.setdefault("code", headers.get("Mesh-Error-Code") or known)
     if "started" not in told and headers.get("Mesh-Started") in ("true", "false"):
         told["started"] = headers["Mesh-Started"] == "true"
     found = errors.rebuilt(told, "")
     found.revision = headers.get("Mesh-Revision", "")
     return found
-
-
-def by_number(number: str) -> str:
-    """The code for an HTTP-like number without a name here: that of its class."""
-    return {"4": "invalid_request"}.get(number[:1], "internal")
 
 
 def unserved(tool: str, reason: str) -> errors.MeshError:
@@ -155,7 +152,7 @@ def unreachable(where: str, failure: BaseException) -> errors.MeshError:
     """The error of a server that cannot be reached, or refuses the connection."""
     text = str(failure) or type(failure).__name__
     if "authorization" in text.lower() or "authentication" in text.lower():
-        return refused("permission_denied", f"the NATS server at {where} does not let us in: {text}. "
+        return refused("permission_denied", f"the NATS server at {where} refuses the connection: {text}. "
                                             "Set MESH_NATS_NKEY, MESH_NATS_CREDS or MESH_NATS_CONTEXT")
     if isinstance(failure, (ValueError, ImportError)):
         return refused("invalid_request", f"{where}: {text}")

@@ -50,7 +50,7 @@ class Background:
                     thread.start()
                 except RuntimeError as failure:
                     loop.close()
-                    raise refused("unavailable", f"the mesh gets no thread: {failure}") from None
+                    raise refused("unavailable", f"the mesh cannot start a thread: {failure}") from None
                 self.thread, self.loop, self.pid = thread, loop, os.getpid()
             return self.loop
 

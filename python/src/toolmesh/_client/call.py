@@ -19,10 +19,13 @@ if typing.TYPE_CHECKING:
     from typing import Any
 
     from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
 
     from .._core import errors
     from .._worker.schemas.files import File
     from .broker import Broker
+
+T = typing.TypeVar("T")
 
 SILENCE = 2.5  # seconds without a keepalive after which a node may be lost
 STALLED = 0.5  # how late a wait may end before this process counts as frozen: then it waits anew
@@ -94,7 +97,7 @@ class Call:
     isolation: str | None = None
     revision: str | None = None
     no_cache: bool = False
-    deadline: float = 0.0  # when the timeout ends, by time.monotonic
+    deadline: float = math.inf  # when the timeout ends, by time.monotonic
     batch: bool = False  # the body is a batch: it goes to no tool and no node
     key: str | None = None  # idempotency key
     place: Place | None = None  # the node to send it to; None: any that the server chooses
@@ -103,29 +106,25 @@ class Call:
     files: list[tuple[str, File]] = dataclasses.field(default_factory=list)  # by their marks in the body
     stored: list[Ref] = dataclasses.field(default_factory=list)  # those in the store
     ran: bool | None = False  # whether an attempt began, or None if unknown
-    asked: asyncio.Task[bool] | None = None  # whether its tool is idempotent, asked once its node is missed
     described: str = ""  # the revision of the caller's description
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
             self.deadline = time.monotonic() + min(self.timeout, FOREVER)
 
-    def left(self) -> float | None:
+    def left(self) -> float:
         """The remaining seconds; raises ToolTimeout if none are left."""
-        if self.timeout is None:
-            return None
         left = self.deadline - time.monotonic()
         if left <= 0:
-            raise timed_out(self.tool, self.timeout, False)
+            raise timed_out(self.tool, self.timeout or 0, False)
         return left
 
     def headers(self) -> dict[str, str]:
         found = {"Mesh-Rpc-Id": self.rpc_id, "Mesh-Keepalive": "1", "Mesh-Accept-Ref": "1"}
         if self.ref is not None:
             found["Mesh-Ref"], found["Mesh-Digest"] = self.ref
-        left = self.left()
-        if left is not None:
-            found["Mesh-Timeout-Ms"] = str(max(1, int(left * 1000)))
+        if self.timeout is not None:
+            found["Mesh-Timeout-Ms"] = str(max(1, int(self.left() * 1000)))
         if self.isolation:
             found["Mesh-Isolation"] = self.isolation
         if self.revision:
@@ -150,6 +149,7 @@ class Node:
     boot: str = ""
     heard: float = 0.0  # time of its last heartbeat
     beats: int = 0  # heartbeats of this boot, in a row
+    subscription: Subscription | None = None
 
     def beat(self, boot: str) -> None:
         now = time.monotonic()
@@ -175,7 +175,7 @@ class Pending:
         self.error: errors.MeshError | None = None
         self.node = self.boot = ""
         self.high = 0  # Mesh-High of the last keepalive
-        self.sent = self.sign = self.asked = time.monotonic()
+        self.sent = self.sign = self.asked = self.looked = time.monotonic()
         self.sought = 0.0  # when the node of the call was last looked for
         self.quiet = False  # at the last check nothing had arrived, over a working connection
         self._waiter: asyncio.Future[None] | None = None
@@ -218,16 +218,19 @@ class Pending:
             self._waiter.set_result(None)
 
     async def wait(self, seconds: float) -> None:
-        """Waits for a message, a nudge, or the end of the time."""
-        if self.messages or self.error is not None:
-            return
-        loop = self.connection.loop
-        self._waiter, self.due = loop.create_future(), loop.time() + seconds
-        self.connection.due(self.due)
-        try:
-            await self._waiter
-        finally:
-            self._waiter, self.due = None, math.inf
+        """Waits for a message, a nudge, or the end of the time. Silence starts anew if this process was frozen."""
+        if not self.messages and self.error is None:
+            loop = self.connection.loop
+            self._waiter, self.due = loop.create_future(), loop.time() + seconds
+            self.connection.due(self.due)
+            try:
+                await self._waiter
+            finally:
+                self._waiter, self.due = None, math.inf
+        now = time.monotonic()
+        if now - self.looked > seconds + STALLED:
+            self.sign = now
+        self.looked = now
 
 
 class Link(typing.Protocol):
@@ -241,7 +244,7 @@ class Link(typing.Protocol):
 
     def listen(self, node: str) -> None: ...
     def due(self, when: float) -> None: ...
-    def beside(self, work: Coroutine[Any, Any, None]) -> None: ...
+    def beside(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]: ...
     async def ready(self) -> Broker: ...
     async def publish(
         self, subject: str, body: bytes = b"", reply: str = "", headers: dict[str, str] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import typing
 
@@ -38,27 +39,18 @@ class Clock:
         self._asked = now
         return True
 
-    def dated(self, headers: dict[str, str], left: float | None) -> dict[str, str]:
-        """The headers of a call with that many seconds left, with its deadline if known."""
-        deadline = None if left is None else self.deadline(left)
-        return headers if deadline is None else {**headers, "Mesh-Deadline": str(deadline)}
-
     async def measure(self, question: Awaitable[dict[str, Any]]) -> None:
-        """Asks for the time and records the answer, if any."""
+        """Asks for the time, when asks was true, and records the answer, if any."""
         with contextlib.suppress(Exception):
-            self.told(await question)
-
-    def told(self, answer: dict[str, Any]) -> None:
-        """Records the answer to a request made when asks was true."""
-        now, told, bound = _boottime(), float(answer["now_ms"]), float(answer["bound_ms"])
-        if not (0 < told < _LAST and 0 <= bound < _LAST):
-            return  # not from a node of ours
-        self._measured, self._bound = now, (now - self._asked) / 2 + bound / 1000
-        self._offset = told / 1000 - (self._asked + now) / 2
+            answer = await question
+            now, told, bound = _boottime(), float(answer["now_ms"]), float(answer["bound_ms"])
+            if 0 < told < _LAST and 0 <= bound < _LAST:  # else it is not from a node of ours
+                self._measured, self._bound = now, (now - self._asked) / 2 + bound / 1000
+                self._offset = told / 1000 - (self._asked + now) / 2
 
     def deadline(self, left: float) -> int | None:
         """The deadline of a call with that many seconds left, in milliseconds; None if the time is unknown."""
-        if not self._offset:
+        if not self._offset or left == math.inf:
             return None
         now = _boottime()
         return int((now + self._offset + left + self._bound + (now - self._measured) * _DRIFT) * 1000) + 1

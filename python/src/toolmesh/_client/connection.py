@@ -30,7 +30,7 @@ from .._core import errors, values
 from . import finding, names, payloads, routes
 from .answers import NoResponders, outdated, refused, result, timed_out, unreachable, unserved
 from .broker import Broker, taking
-from .call import AGAIN, SILENCE, STALLED, Call, Node, Pending, Ref
+from .call import AGAIN, SILENCE, Call, Node, Pending, Ref
 from .clock import Clock
 
 if typing.TYPE_CHECKING:
@@ -53,7 +53,8 @@ _MUTE = 3 * SILENCE  # max silence about a call on a connection that brings mess
 _WAIT = 10.0  # seconds that a request about a task may wait for its end
 _REST = 0.2  # seconds before an unanswered one is repeated
 _ANSWER = 5.0  # max seconds of a request to the registry
-_OTHERS = 0.3  # seconds before other nodes are asked, too, and of a lost call's wait for its other requests
+_OTHERS = 0.3  # seconds before other nodes are asked, too
+_LOST = 0.4  # max seconds for which a call with a lost node waits for what the registry says of its tool
 _SLACK = 0.005  # max delay of waking a wait
 _GRACE = 1.0  # how much longer than its time a call's own answer is awaited
 _CONNECTING = 5.0  # seconds
@@ -83,7 +84,6 @@ class Connection:
         self._opening: asyncio.Task[None] | None = None
         self._denied: set[str] = set()  # inboxes that we may not subscribe to
         self.nodes: dict[str, Node] = {}
-        self._heartbeats: dict[str, Subscription] = {}
         self._aliases: dict[tuple[str, str], str] = {}
         self._routes = routes.Routes(self)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -126,9 +126,8 @@ class Connection:
         """The link being made, shared by all waiting coroutines: it continues if one of them is cancelled."""
         opening = self._opening
         if opening is None or opening.done():
-            opening = self._opening = self.loop.create_task(self._open())
-            self._tasks.add(opening)
-            opening.add_done_callback(self._ended)
+            opening = self._opening = self.beside(self._open())
+            opening.add_done_callback(_read)
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -191,7 +190,7 @@ class Connection:
                         await subscription.unsubscribe()
                     continue
             return
-        raise refused("permission_denied", f"the key may hear none of the inboxes {', '.join(prefixes)}: "
+        raise refused("permission_denied", f"the key may subscribe to none of the inboxes {', '.join(prefixes)}: "
                                            "the key of a session is used with that session")
 
     async def close(self) -> None:
@@ -224,7 +223,7 @@ class Connection:
         for one in self.pending.values():  # it refuses one by one, in the order in which they were sent
             if one.subject == subject and one.error is None and not one.messages and one.sign == one.asked:
                 one.fail(refused("permission_denied", f"the NATS server does not permit publishing to {subject}: "
-                                                      "a session of somebody else needs its key"))
+                                                      "another session needs its own key"))
                 break
 
     async def _disconnected(self) -> None:
@@ -265,7 +264,11 @@ class Connection:
         """Passes each message to take; the returned function unsubscribes."""
         nc = await self.ready()
         subscription = await nc.subscribe(subject, future=taking(take))
-        return lambda: self.beside(_ended(subscription))
+
+        def end() -> None:
+            self.beside(_ended(subscription))
+
+        return end
 
     def due(self, when: float) -> None:
         """Wakes a wait at that time, by the loop's clock, or some milliseconds later. All waits share one timer: a
@@ -284,10 +287,11 @@ class Connection:
             elif one.due < math.inf:  # it waits
                 self.due(one.due)
 
-    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def beside(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # Nodes.
 
@@ -297,32 +301,31 @@ class Connection:
             return
         if len(self.nodes) >= _NODES:
             self._forget(next(iter(self.nodes)))
-        self.nodes[node] = Node()
-        self.beside(self._listen(node))
+        self.nodes[node] = heard = Node()
+        self.beside(self._listen(node, heard))
 
-    async def _listen(self, node: str) -> None:
+    async def _listen(self, name: str, node: Node) -> None:
         def beat(message: Msg) -> None:
             with contextlib.suppress(ValueError):
                 body = json.loads(message.data)
-                heard = self.nodes.get(node)
-                if heard is not None and isinstance(body, dict) and body.get("boot"):
-                    heard.beat(str(body["boot"]))
+                if isinstance(body, dict) and body.get("boot"):
+                    node.beat(str(body["boot"]))
 
         with contextlib.suppress(nats.errors.Error, errors.MeshError):
             assert self._nc is not None
-            subscription = await self._nc.subscribe(names.heartbeat(node), future=taking(beat))
-            self._heartbeats[node] = subscription
+            node.subscription = await self._nc.subscribe(names.heartbeat(name), future=taking(beat))
+            if self.nodes.get(name) is not node:  # it was forgotten meanwhile
+                await _ended(node.subscription)
 
-    def _forget(self, node: str) -> None:
-        self.nodes.pop(node, None)
-        subscription = self._heartbeats.pop(node, None)
-        if subscription is not None:
-            self.beside(_ended(subscription))
+    def _forget(self, name: str) -> None:
+        node = self.nodes.pop(name, None)
+        if node is not None and node.subscription is not None:
+            self.beside(_ended(node.subscription))
 
-    async def alive(self, one: Pending, since: float) -> None:
-        """Raises NodeLost once the node of a call, silent since then, counts as lost, or Unavailable if our own
+    async def alive(self, one: Pending) -> None:
+        """Raises NodeLost once the node of a call, silent since it was asked, counts as lost, or Unavailable if our own
         connection is lost."""
-        last = max(one.sign, since)
+        last = max(one.sign, one.asked)
         node = self.nodes.get(one.node)
         if node is not None:
             if node.boot and node.boot != one.boot and node.beats > 1:
@@ -332,10 +335,8 @@ class Connection:
         last = max(last, self.since)  # earlier messages went to the old link
         if (quiet := time.monotonic() - last) < SILENCE:
             one.quiet = False
-            if quiet > MISSING and one.call is not None and one.call.asked is None:
-                one.call.asked = self.loop.create_task(self._idempotent(one.call))
-                self._tasks.add(one.call.asked)
-                one.call.asked.add_done_callback(self._tasks.discard)
+            if quiet > MISSING and one.call is not None:
+                self._routes.learn(one.call)  # whether it may be repeated, should its node be lost
             return
         generation, nc = self.generation, self._nc
         assert nc is not None
@@ -364,20 +365,14 @@ class Connection:
         nats-py would take its answer for an error and stop reading."""
         if self._pinging is None or self._pinging.done():
             self._began = time.monotonic()
-            self._pinging = self.loop.create_task(nc.flush(_NEVER))
-            self._tasks.add(self._pinging)
-            self._pinging.add_done_callback(self._ended)
+            self._pinging = self.beside(nc.flush(_NEVER))
+            self._pinging.add_done_callback(_read)
         ping = self._pinging
         if not (await asyncio.wait([ping], timeout=_PING))[0]:
             raise asyncio.TimeoutError("no answer to a ping")
         if ping.cancelled():
             raise ConnectionError("not connected")
         ping.result()
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # read, so that asyncio does not print it; those that wait for the task get it, too
 
     async def seek(self, one: Pending, call: Call) -> None:
         """Finds the unknown node of a call after a lost connection, so that the request can be repeated."""
@@ -402,12 +397,12 @@ class Connection:
         return errors.error("node_lost", f"{name} {why}: whether the tool ran is not known", origin="caller",
                             details={"node": one.node} if one.node else {})
 
-    async def resend(self, one: Pending, call: Call, headers: dict[str, str], since: float) -> None:
-        """Repeats a call's request to its node, which is alive and has been silent about the call since then: the
-        request or its answer was lost. The node knows the call's id and runs it at most once."""
+    async def resend(self, one: Pending, call: Call, headers: dict[str, str]) -> None:
+        """Repeats a call's request to its node, which is alive and has been silent about the call: the request or its
+        answer was lost. The node knows the call's id and runs it at most once."""
         node = self.nodes.get(one.node)
         now = time.monotonic()
-        if (node is None or not self.connected or now - max(one.sign, since, one.asked) < SILENCE
+        if (node is None or not self.connected or now - max(one.sign, one.asked) < SILENCE
                 or node.boot != one.boot or node.beats * 1.0 < SILENCE or now - node.heard > SILENCE):
             return
         assert self._nc is not None
@@ -423,7 +418,10 @@ class Connection:
         """The headers of a request, with its deadline once the mesh's time is known. Asks for the time if needed."""
         if self._clock.asks():
             self.beside(self._clock.measure(self.ask(names.registry(call.session, "time"), {}, wait=2)))
-        return self._clock.dated(call.headers(), call.left())
+        headers, deadline = call.headers(), self._clock.deadline(call.left())
+        if deadline is not None:
+            headers["Mesh-Deadline"] = str(deadline)
+        return headers
 
     async def send(self, one: Pending, call: Call, headers: dict[str, str]) -> None:
         """Sends a call for the first time."""
@@ -431,20 +429,25 @@ class Connection:
         one.sent = time.monotonic()
         try:
             await nc.post(one.subject, call.body, one.inbox, headers)
-            one.sign = one.asked = time.monotonic()  # the time in which it waited to be written is not the node's
+            # The time in which it waited to be written is not the node's.
+            one.sign = one.asked = one.looked = time.monotonic()
         except nats.errors.MaxPayloadError:
             raise refused("payload_too_large", f"the arguments are {len(call.body)} bytes, the broker takes messages "
                                                f"of {nc.max_payload}", call.tool) from None
         except nats.errors.Error as failure:
             raise refused("unavailable", f"the request could not be sent: {failure}", call.tool) from None
 
-    async def attempts(self, call: Call, send: Callable[[Call], typing.Awaitable[Any]]) -> Any:
-        """Sends a call until it has an answer. Arguments too large for a message are stored first."""
+    async def fit(self, call: Call) -> None:
+        """Stores arguments that are too large for a message."""
         nc = self._nc if self.connected else await self.within(call, self.ready())
         assert nc is not None
         if len(call.body) + payloads.ROOM > nc.max_payload:
             call.ref = await payloads.put(self, call.session, io.BytesIO(call.body), len(call.body), call.deadline)
             call.body = b""
+
+    async def attempts(self, call: Call, send: Callable[[Call], typing.Awaitable[Any]]) -> Any:
+        """Sends a call until it has an answer."""
+        await self.fit(call)
         try:
             return await self._attempts(call, send)
         except BaseException as failure:
@@ -506,14 +509,15 @@ class Connection:
                     failure.code == "busy" or failure.code == "unavailable" and failure.origin != "caller"
                 ):
                     pause = _BUSY * 2 ** min(number - waits - 1, 5) * random.uniform(0.5, 1)
-                    if call.timeout is not None and call.deadline - time.monotonic() < pause:
+                    if call.deadline - time.monotonic() < pause:
                         raise
                     await asyncio.sleep(pause)
                 elif (
                     ((failure.code == "node_lost" or failure.details.get("reason") == _CUT) and lost < _LOSSES
                      or failure.code == "worker_crashed" and not lost)
                     and not call.batch
-                    and (call.idempotent or call.key or await self._declared_idempotent(call))
+                    and (call.idempotent or call.key
+                         or await self._routes.idempotent(call, _LOST if failure.code == "node_lost" else None))
                 ):
                     lost += 1
                     self._routes.elsewhere(call)
@@ -533,20 +537,14 @@ class Connection:
         except asyncio.TimeoutError:
             raise timed_out(call.tool, call.timeout, False) from None
 
-    async def _declared_idempotent(self, call: Call) -> bool:
-        """Whether the tool of a lost call is declared idempotent, so that the call may be repeated."""
-        if call.asked is None:
-            return await self._idempotent(call)
-        asked = call.asked
-        return asked in (await asyncio.wait([asked], timeout=_OTHERS))[0] and asked.result()
-
-    async def _idempotent(self, call: Call) -> bool:
-        try:
-            answer = await self.registry(call.session, "candidates", {"tool": call.tool})
-        except errors.MeshError:
-            call.asked = None  # asked again if the call is missed again
-            return False
-        return answer.get("idempotent") is True
+    async def news(self, one: Pending, call: Call, seconds: float) -> None:
+        """Waits for an answer to a call, at most that long. Raises its failure, and ToolTimeout after its time."""
+        left = call.deadline + _GRACE - time.monotonic()
+        if left <= 0:
+            raise timed_out(call.tool, call.timeout or 0, None)
+        await one.wait(min(seconds, left))
+        if one.error is not None and not one.messages:
+            raise one.error
 
     async def unary(self, call: Call) -> bytes:
         """One attempt of a unary call: its result's JSON."""
@@ -560,27 +558,16 @@ class Connection:
         try:
             headers = self.headers(call)
             await self.send(one, call, headers)
-            last = one.asked
-            while True:
-                wait = MISSING if last == one.asked else TICK
-                left = None if call.timeout is None else call.deadline + _GRACE - time.monotonic()
-                if left is not None and left <= 0:
-                    raise timed_out(call.tool, call.timeout or 0, None)
-                await one.wait(wait if left is None else min(wait, left))
-                if one.messages:
-                    value = await self._value(call, one.messages[0])
-                    if place is None and not call.batch:
-                        self._routes.learn(call)
-                    return value
-                if one.error is not None:
-                    raise one.error
-                now = time.monotonic()
-                if now - last > wait + STALLED:
-                    one.sign = now  # start the silence anew
-                last = now
+            await self.news(one, call, MISSING)
+            while not one.messages:
                 await self.seek(one, call)
-                await self.alive(one, one.asked)
-                await self.resend(one, call, headers, one.asked)
+                await self.alive(one)
+                await self.resend(one, call, headers)
+                await self.news(one, call, TICK)
+            value = await self._value(call, one.messages[0])
+            if place is None and not call.batch:
+                self._routes.learn(call)
+            return value
         except (asyncio.CancelledError, errors.MeshError) as failure:
             # A lost call gets no cancel: that would reach its repetition, too.
             if (not one.messages and getattr(failure, "started", None) is not False
@@ -655,7 +642,7 @@ class Connection:
         finally:
             one.close()
         if not isinstance(answer, dict):
-            raise errors.error("protocol_error", f"the answer on {where} is no object", origin="caller")
+            raise errors.error("protocol_error", f"the answer on {where} is not an object", origin="caller")
         return answer
 
     async def registry(
@@ -702,6 +689,11 @@ def _mark(seed: str | None) -> str:
         return ""
     nkeys = importlib.import_module("nkeys")  # nats-py has imported it by now
     return f"k-{hashlib.sha256(nkeys.from_seed(bytearray(seed.encode())).public_key).hexdigest()[:16]}."
+
+
+def _read(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()  # so that asyncio does not print it: those that wait for the task get it
 
 
 async def _ended(subscription: Subscription) -> None:

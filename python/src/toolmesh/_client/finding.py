@@ -83,7 +83,7 @@ def find(
     for server in found.servers:
         parts = urlsplit(server if "://" in server else "nats://" + server)
         if parts.scheme not in ("nats", "tls", "ws", "wss") or not parts.hostname:
-            raise ValueError(f"{shown(found.servers)!r} is no address of a NATS server: write nats://HOST:PORT")
+            raise ValueError(f"{shown(found.servers)!r} is not the address of a NATS server: write nats://HOST:PORT")
         if parts.scheme == "ws" and found.tls is not None:
             raise ValueError(f"{shown(found.servers)!r} is in the clear, and the NATS context is not: write wss://HOST:PORT")
         if parts.scheme == "tls" and found.tls is None:
@@ -165,7 +165,7 @@ def _tls(name: str, said: dict[str, Any]) -> ssl.SSLContext | None:
         try:
             made.load_cert_chain(files["cert"], files["key"], password=_no_password)  # else it asks the terminal
         except ssl.SSLError as failure:
-            raise ValueError(f"{files['cert']} and {files['key']} are no certificate and its key: {failure}") from None
+            raise ValueError(f"{files['cert']} is not the certificate of {files['key']}: {failure}") from None
     return made
 
 

@@ -104,12 +104,12 @@ def parsed(text: str, tool: str) -> Any:
     except ValueError as failure:
         broken = failure
     if len(text) > _REPAIRED:
-        raise refused("invalid_arguments", f"the arguments are no JSON ({broken}), and too long to be repaired", tool)
+        raise refused("invalid_arguments", f"the arguments are not JSON ({broken}), and too long to be repaired", tool)
     try:
         found = importlib.import_module("json_repair").loads(text)
     except ImportError:
-        raise refused("invalid_arguments", f"the arguments are no JSON ({broken}); with json_repair installed "
+        raise refused("invalid_arguments", f"the arguments are not JSON ({broken}); with json_repair installed "
                                            "(pip install toolmesh[models]) they would be repaired", tool) from None
     if not isinstance(found, dict):
-        raise refused("invalid_arguments", f"the arguments are no JSON object ({broken})", tool)
+        raise refused("invalid_arguments", f"the arguments are not a JSON object ({broken})", tool)
     return found

@@ -28,7 +28,7 @@ def token(name: str) -> str:
     try:
         raw = name.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"the name {name!r} is no text: half a surrogate pair") from None
+        raise ValueError(f"the name {name!r} is not text: it has half of a surrogate pair") from None
     text = "x--" + _encoded(raw)
     if len(name) > _LONGEST or len(text) > _LONGEST:
         text = "x--h-" + _encoded(hashlib.sha256(raw).digest()[:16])
@@ -41,7 +41,7 @@ def tool(tool_id: str) -> str:
     try:
         return ".".join([token(part) for part in tool_id.split(".")])
     except ValueError as failure:
-        raise ValueError(f"the tool id {tool_id!r} cannot be: {failure}") from None
+        raise ValueError(f"{tool_id!r} cannot be a tool id: {failure}") from None
 
 
 def hashed(tokens: str) -> bool:

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -38,9 +39,9 @@ _TRIES = 4
 _PREFIX = "SHA-256="
 
 
-async def put(link: Link, session: str, source: BinaryIO, size: int, deadline: float = 0.0) -> Ref:
+async def put(link: Link, session: str, source: BinaryIO, size: int, deadline: float = math.inf) -> Ref:
     """Stores the rest of a file that can be read again, size bytes. Starts again if the node or the connection is lost.
-    deadline is by time.monotonic, 0 for none."""
+    deadline is by time.monotonic."""
     start = source.tell()
     for again in range(_TRIES):
         try:
@@ -101,19 +102,19 @@ async def _next(one: Pending, deadline: float) -> Msg:
         if one.error is not None:
             raise one.error
         now = time.monotonic()
-        if deadline and now >= deadline:
+        if now >= deadline:
             raise errors.error("deadline_exceeded", "the call's time ended while a payload moved", origin="caller")
         if now >= until:
             raise errors.error("unavailable", "the node that moves the payload does not answer any more",
                                origin="mesh", retryable=True)
-        await one.wait(min(until, deadline or until) - now)
+        await one.wait(min(until, deadline) - now)
     message = one.messages.pop(0)
     answers.result(message)
     return message
 
 
 async def get(link: Link, session: str, ref: Ref, write: Callable[[bytes], object], node: str = "",
-              deadline: float = 0.0) -> None:
+              deadline: float = math.inf) -> None:
     """Yields the payload of a reference, in pieces and in order. node is asked first. A missing or altered payload is
     InvalidRequest with details["reason"]; the pieces before may be wrong."""
     digest, high, count = hashlib.sha256(), 0, 0
@@ -171,13 +172,13 @@ async def _page(link: Link, where: str, high: int, count: int, deadline: float) 
         one.close()
 
 
-async def read(link: Link, session: str, ref: Ref, node: str = "", deadline: float = 0.0) -> bytes:
+async def read(link: Link, session: str, ref: Ref, node: str = "", deadline: float = math.inf) -> bytes:
     value = bytearray()
     await get(link, session, ref, value.extend, node, deadline)
     return bytes(value)
 
 
-async def take(link: Link, session: str, ref: Ref, node: str = "", deadline: float = 0.0) -> bytes:
+async def take(link: Link, session: str, ref: Ref, node: str = "", deadline: float = math.inf) -> bytes:
     """read, for a payload that is needed once: it is deleted afterwards."""
     body = await read(link, session, ref, node, deadline)
     await delete(link, session, ref, node)
@@ -219,7 +220,7 @@ async def save(link: Link, session: str, value: typing.Any, path: str | os.PathL
     if isinstance(value, files.File):
         value = value.sent
     if not files.refers(value):
-        raise TypeError(f"this stands for no file: {value!r:.80}")
+        raise TypeError(f"this is not a file of the mesh: {value!r:.80}")
     where = os.fspath(path)
     if os.path.isdir(where):
         where = os.path.join(where, files.base_name(value))
@@ -276,6 +277,4 @@ _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 
 async def delete(link: Link, session: str, ref: Ref, node: str = "") -> None:
     """Requests the deletion of a value, without an answer: values expire anyway."""
-    one = Pending(link, names.payload(session, ref.ident, node))
-    one.close()
-    await link.publish(one.subject, b"", one.inbox, {"Mesh-Payload": "delete"})
+    await link.publish(names.payload(session, ref.ident, node), b"", link.inbox + "0", {"Mesh-Payload": "delete"})

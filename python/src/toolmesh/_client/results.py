@@ -80,7 +80,7 @@ def _typed(body: bytes, returns: Any, tool: str) -> Any:
     try:
         value = values.decode(body) if body else None
     except ValueError as failure:
-        raise errors.error("protocol_error", f"the result is no JSON: {failure}", tool=tool, origin="caller") from None
+        raise errors.error("protocol_error", f"the result is not JSON: {failure}", tool=tool, origin="caller") from None
     if returns is None:
         return value
     try:

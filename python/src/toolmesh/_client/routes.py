@@ -7,6 +7,7 @@ should get fewer calls: docs/protocol, section 2. Two nodes are drawn by weight,
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import random
@@ -34,7 +35,9 @@ class Route:
     """The known nodes that serve a tool."""
 
     places: list[Place] = dataclasses.field(default_factory=list)
-    asked: float = 0.0
+    idempotent: bool = False  # as the tool is declared
+    asked: float = 0.0  # when the registry was
+    asking: asyncio.Task[None] | None = None
 
     def choose(self, well: Callable[[Place], bool]) -> Place | None:
         """The less busy one of two nodes that are alive and not full."""
@@ -47,6 +50,7 @@ class Route:
 
     def take(self, answer: dict[str, Any]) -> None:
         """Records the registry's answer; figures of known nodes are kept."""
+        self.idempotent = answer.get("idempotent") is True
         before = {(one.node, one.boot): one for one in self.places}
         self.places = []
         for told in answer.get("nodes", []):
@@ -124,7 +128,17 @@ class Routes:
         """Asks the registry in the background which nodes serve the tool of a call, if unknown."""
         route = self.stale(call.session, call.tool)
         if route is not None:
-            self._connection.beside(self._ask(route, call.session, call.tool))
+            route.idempotent = False  # an earlier answer may be wrong by now
+            route.asking = self._connection.beside(self._ask(route, call.session, call.tool))
+
+    async def idempotent(self, call: Call, seconds: float | None) -> bool:
+        """Whether the tool of a lost call is declared idempotent, so that the call may be repeated. Waits at most that
+        long for the registry."""
+        self.learn(call)
+        route = self._known[call.session, call.tool]
+        if route.asking is not None:
+            await asyncio.wait([route.asking], timeout=seconds)
+        return route.idempotent
 
     async def _ask(self, route: Route, session: str, tool: str) -> None:
         with contextlib.suppress(errors.MeshError, nats.errors.Error, KeyError, TypeError, ValueError):  # any node does

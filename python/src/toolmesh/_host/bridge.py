@@ -20,7 +20,7 @@ import weakref
 from collections import deque
 
 from .. import binary
-from .._client.answers import bare
+from .._client.answers import bare, refused
 from .._core import errors, values
 from .._locks import lock
 
@@ -77,7 +77,7 @@ class Bridge:
                 env={**os.environ, **settings}, limit=_READ, start_new_session=True)
         except OSError as failure:
             self._close()
-            raise errors.error("unavailable", str(failure), started=False, origin="caller") from None
+            raise refused("unavailable", str(failure)) from None
         except BaseException:
             self._close()
             raise
@@ -93,7 +93,7 @@ class Bridge:
         self.ready = await self._ready
         if not self.ready:
             await self.wait()
-            raise errors.error("unavailable", f"mesh bridge cannot serve: {self.said}", started=False, origin="caller")
+            raise refused("unavailable", f"mesh bridge cannot serve: {self.said}")
 
     @property
     def said(self) -> str:
@@ -152,11 +152,7 @@ class Bridge:
                     break
                 body = bytes(data[at + 4 : end])
                 at = end
-                frame = values.decode(body)
-                if self.ready or self._ready.done():
-                    self._give(frame, body)
-                else:
-                    self._ready.set_result(frame)
+                self._give(values.decode(body), body)
         except Exception:
             _log.exception("a frame of mesh bridge cannot be read")
             self._end()
@@ -181,14 +177,16 @@ class Bridge:
 
     def _give(self, frame: Frame, body: bytes) -> None:
         kind = frame.get("type")
-        if kind in ("rpc_tool_response", "rpc_stream_chunk", "rpc_batch_response", "rpc_error"):
+        if kind == "ready" and not self._ready.done():
+            self._ready.set_result(frame)
+        elif kind in ("rpc_tool_response", "rpc_stream_chunk", "rpc_batch_response", "rpc_error"):
             asked = self._asked.get(frame.get("rpc_id") or frame.get("batch_id", ""))
             if asked is not None:
                 asked.take(frame)
             elif kind == "rpc_error":
                 _log.warning("mesh bridge: %s", frame.get("error"))
-            return
-        self._take(frame, body)
+        else:
+            self._take(frame, body)
 
     # Out.
 
@@ -273,13 +271,12 @@ class Bridge:
     def ask(self, kind: str, tool: str = "", body: bytes = b"", **fields: Any) -> Asked:
         """Sends a request; the returned object has its answer. body is an encoded field."""
         if len(body) > MOST:
-            raise errors.error("payload_too_large", f"the arguments are {len(body)} bytes of JSON, a frame carries "
-                               f"{MOST}", tool=tool, started=False, origin="caller",
-                               details={"size": len(body), "limit": MOST})
+            raise refused("payload_too_large", f"the arguments are {len(body)} bytes of JSON, a frame carries {MOST}",
+                          tool, details={"size": len(body), "limit": MOST})
         asked = Asked(self, f"c{next(self._numbers)}", tool)
         self._asked[asked.id] = asked
         if self.over:
-            asked.fail(errors.error("unavailable", "the bridge to the mesh has ended", started=False, origin="caller"))
+            asked.fail(refused("unavailable", "the bridge to the mesh has ended"))
             return asked
         fields["batch_id" if kind == "rpc_batch_call" else "rpc_id"] = asked.id
         if kind == "rpc_tool_stream":
@@ -305,8 +302,7 @@ class Asked:
     def take(self, frame: Frame) -> None:
         """Handles a frame for it, on the loop."""
         if frame["type"] == "rpc_stream_chunk" and frame.get("chunk_type") == "data":
-            following: concurrent.futures.Future[Any] = concurrent.futures.Future()
-            self._answers.append(following)
+            self._answers.append(concurrent.futures.Future())
             _settle(self._answers[-2], (True, frame.get("data")), None)
             return
         if "error" in frame:
@@ -320,6 +316,7 @@ class Asked:
         _settle(self._answers[-1], None, failure)
 
     def cancel(self) -> None:
+        """Cancels it if it has not ended."""
         if self.id in self._bridge._asked:
             self._bridge.forget(self)
             self._bridge.frame("rpc_cancel", rpc_id=self.id)
@@ -327,16 +324,14 @@ class Asked:
     def result(self) -> Any:
         try:
             return self._answers[0].result()[1]
-        except BaseException:
+        finally:
             self.cancel()
-            raise
 
     async def aresult(self) -> Any:
         try:
             return (await asyncio.wrap_future(self._answers[0]))[1]
-        except BaseException:
+        finally:
             self.cancel()
-            raise
 
     def items(self) -> Iterator[Any]:
         try:

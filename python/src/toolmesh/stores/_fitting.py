@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 import typing
 
-from .._core import errors, values
+from .._client.answers import refused
+from .._core import values
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from .._core import errors
 
     Schema = dict[str, Any]
 
@@ -27,12 +30,14 @@ _TRUTH = {"true": True, "false": False}
 def fitted(arguments: dict[str, Any], input_schema: Schema, tool: str) -> dict[str, Any]:
     """The arguments of a call. InvalidArguments says where they do not fit."""
     try:
-        found = _fit(arguments, input_schema, input_schema.get("$defs", {}), "")
+        return typing.cast("dict[str, Any]", _fit(arguments, input_schema, input_schema.get("$defs", {}), ""))
     except values.Mismatch as failure:
-        place = f"{failure.pointer}: " if failure.pointer else ""
-        raise errors.error("invalid_arguments", f"{place}{failure}", tool=tool, started=False, origin="caller",
-                           details={"errors": [failure.as_dict()]}) from None
-    return typing.cast("dict[str, Any]", found)
+        raise refusal(failure, tool) from None
+
+
+def refusal(failure: values.Mismatch, tool: str) -> errors.MeshError:
+    return refused("invalid_arguments", f"{failure.pointer}: {failure}".removeprefix(": "), tool,
+                   details={"errors": [failure.as_dict()]})
 
 
 def plain(value: Any) -> bool:

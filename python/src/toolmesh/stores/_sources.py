@@ -42,8 +42,8 @@ def mesh_here() -> Mesh:
 
 
 class Source:
-    """One entry of Index(tools): what mesh install takes, and the name of the index
-    there. Two revisions of a repository are two indexes."""
+    """An entry of Index(tools), and the name of its index on the mesh. Two revisions of a repository are two
+    indexes."""
 
     def __init__(self, text: str | os.PathLike[str]) -> None:
         self.text = os.fspath(text)
@@ -76,9 +76,8 @@ class Source:
     def tools(
         self, mesh: Mesh, variables: Mapping[str, str], paths: Sequence[str | os.PathLike[str]], again: bool
     ) -> list[RemoteTool]:
-        """Its tools, which the mesh serves from then on: those of a folder in the order of
-        the manifest, others by their ids. What has been installed of a repository stays
-        as it is, unless variables or paths are given or again is true."""
+        """Installs it and returns its tools: those of a folder in the order of the manifest, others by their ids. An
+        installed repository is installed again only with variables, with paths or if again is true."""
         for name, value in variables.items():
             if not isinstance(value, str) or not isinstance(name, str):
                 raise ValueError(f"{name!r} cannot be a variable of an index")

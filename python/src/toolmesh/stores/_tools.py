@@ -15,9 +15,10 @@ import typing
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
-from .._core import binding, errors, schema, values
+from .._client.answers import refused
+from .._core import binding, schema, values
 from ..remote import by_name
-from ._fitting import fitted, plain, takes_null
+from ._fitting import fitted, plain, refusal, takes_null
 
 if typing.TYPE_CHECKING:
     from ..remote import RemoteTool
@@ -51,8 +52,7 @@ class Tool(abc.ABC):
         try:
             return by_name(self.signature, positional, keywords)
         except TypeError as failure:
-            raise errors.error("invalid_arguments", str(failure), tool=self.id or self.name, started=False,
-                               origin="caller") from None
+            raise refused("invalid_arguments", str(failure), self.id or self.name) from None
 
     @abc.abstractmethod
     def run(self, given: Arguments) -> Any:
@@ -132,19 +132,15 @@ class LocalTool(Tool):
         names = {one.own: one.name for one in self._bound.parameters if one.own}
         for own, alias in names.items():
             if own in given and alias in given:
-                raise errors.error("invalid_arguments", f"{alias} and {own} are the same argument", tool=self.name,
-                                   started=False, origin="caller")
+                raise refused("invalid_arguments", f"{alias} and {own} are the same argument", self.name)
         if not plain(given):
             owns = {alias: own for own, alias in names.items()}
             return self._function(**{owns.get(name, name): value for name, value in given.items()})  # unchanged
-        given = {names.get(name, name): value for name, value in given.items()}
-        given = self.fitted(given)
+        given = self.fitted({names.get(name, name): value for name, value in given.items()})
         try:
             positional, keywords = self._bound.bind(dict(given))
         except values.Mismatch as failure:
-            raise errors.error(
-                "invalid_arguments", f"{failure.pointer}: {failure}".removeprefix(": "), tool=self.name, started=False,
-                origin="caller", details={"errors": [failure.as_dict()]}) from None
+            raise refusal(failure, self.name) from None
         return self._function(*positional, **keywords)
 
     def run(self, given: Arguments) -> Any:
@@ -228,9 +224,8 @@ def typed(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def advertised(signature: inspect.Signature, input_schema: dict[str, Any]) -> inspect.Signature:
-    """The signature that frameworks are shown. As in stores the default is None, for
-    those that take no other, and stands for the function's own; where None is a value
-    that the function takes, its own default is shown. What must be given is no Optional."""
+    """The signature for frameworks. Some accept no default but None, which stands for the function's own, as in stores;
+    a function that takes None as a value keeps its default. Required parameters are no Optional."""
     parameters = []
     for one in signature.parameters.values():
         if one.default is inspect.Parameter.empty:

@@ -59,8 +59,8 @@ class BaseIndex:
         return {tool.__name__: tool for tool in self.tools}
 
     def execute(self, toolname: str, kwargs: Mapping[str, Any] | None = None, collect_results: bool = False) -> Any:
-        """Calls a tool. Of one that yields, the last item (None if there is none), or with
-        collect_results the list of all; the items before a failure are its results."""
+        """Calls a tool. A streaming one returns its last item or None, with collect_results the list of all. Its
+        failure has the items before it as results."""
         tool, given = self._call(toolname, kwargs)
         if not tool.streaming:
             return tool.run(given)
@@ -75,7 +75,7 @@ class BaseIndex:
     async def aexecute(
         self, toolname: str, kwargs: Mapping[str, Any] | None = None, collect_results: bool = False
     ) -> Any:
-        """As execute, for coroutines. Plain functions of this process run in a thread."""
+        """execute, for coroutines. Plain functions of this process run in a thread."""
         tool, given = await self._acall(toolname, kwargs)
         if not tool.streaming:
             return await tool.arun(given)
@@ -181,7 +181,7 @@ class BaseIndex:
         key = self._key(tool)
         question = {"tool": key, "arguments": given,
                     "declared": [_declaration(key, tool)] if tool.mesh is None else []}
-        return tool, given, lambda: mesh._links.here().registry(mesh.session_name, "arguments", question)
+        return tool, given, lambda: mesh._asked("arguments", question)
 
     def _call(self, toolname: str, kwargs: Mapping[str, Any] | None) -> tuple[Tool, dict[str, Any]]:
         tool, given, ask = self._question(toolname, kwargs)
@@ -196,17 +196,13 @@ class BaseIndex:
 class Index(BaseIndex):
     """Tools of indexes and functions, mixed.
 
-    tools are folders, owner/repo with :version, :branch or :commit, git URLs, names of indexes that the mesh has, and
-    functions. Indexes are installed on the mesh, the one that runs or one that is started, and their tools run there;
-    functions run here. env_var, paths, include and exclude are by what stands in tools. env_var has the variables that
-    the tools of an index see, where ./data is a folder of the caller; paths, which stores does not have, the folders
-    that they may use: "DIR" to read, "DIR:rw" also to write. include and exclude choose among its declared tools.
-
-    With reset_cache repositories are fetched again: without it, what has been installed stays. cache_dir and
-    sys_executable have no effect: where indexes lie, and which Python runs them, is the agent's and the index's. mesh
-    is where to install and call, a toolmesh.Mesh.
-
-    Raises ValueError for what cannot be loaded, and for two functions of one name.
+    tools are folders, owner/repo with :version, :branch or :commit, git URLs, names of installed indexes, functions.
+    Indexes are installed on mesh, by default the running mesh or a new one, and run there; functions run here. The keys
+    of env_var, paths, include and exclude are entries of tools. env_var has the variables of an index, in which ./data
+    is a folder of the caller, paths the folders that its tools may use: "DIR" to read, "DIR:rw" also to write. include
+    and exclude choose among its declared tools. reset_cache fetches installed repositories again. cache_dir and
+    sys_executable have no effect. Raises ValueError for an index that cannot be loaded, and for two functions of one
+    name. See docs/python/stores.md.
     """
 
     def __init__(
@@ -297,7 +293,7 @@ def _parsed(msg: str) -> tuple[str, Mapping[str, Any] | None]:
     if isinstance(kwargs, str):
         kwargs = llm_parse_json(kwargs)
     if not isinstance(kwargs, dict):
-        raise ValueError(f"Failed to parse JSON from text {msg}: kwargs is no object")
+        raise ValueError(f"Failed to parse JSON from text {msg}: kwargs is not an object")
     return name, kwargs
 
 

@@ -21,12 +21,10 @@ _SIMILAR = 0.8
 
 @outward
 def llm_parse_json(text: str, keys: Sequence[str] | None = None, autoescape: bool = True) -> Any:
-    """The object or list that a text of a model holds: all of it, else what is in a block
-    ```json, else the largest one.
+    """The object or list in a text of a model: the whole text, else a block ```json, else the largest one.
 
-    What is broken, or written as Python does, is repaired, if json_repair is installed
-    (pip install toolmesh[models]) and autoescape is true. Keys of an object that
-    resemble one of keys become it. Raises ValueError where there is nothing.
+    Broken JSON, or Python's literals, are repaired if json_repair is installed (pip install toolmesh[models]) and
+    autoescape is true. Keys of an object that resemble one of keys become it. Raises ValueError if nothing is found.
     """
     if len(text) > _LONGEST:
         raise ValueError(f"Failed to parse JSON from text of {len(text)} characters: {_LONGEST} at most are searched")

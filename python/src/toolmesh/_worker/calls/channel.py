@@ -12,31 +12,22 @@ import os
 from _thread import allocate_lock, get_ident, start_new_thread
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from itertools import count
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..schemas.values import decode
 from ..state import limits
 from ..wire import frames
+from ..wire.frames import JSON, Frame, Reader
 from . import threads
 from .errors import error, failure
-from .guard import Disarmed
+from .guard import Guard
+from .output import Outlet
 
 if TYPE_CHECKING:
     import asyncio
-    from contextlib import AbstractContextManager
-
-    from ..wire.frames import JSON, Frame, Reader
-    from .guard import Guard
-    from .output import Outlet
-
-    class Runner(Protocol):
-        """The state of a worker of plain functions."""
-
-        call: int  # the running call; 0: none
-        served: bool  # a call has ended here
 
 _WINDOW = 1 << 18  # bytes of a nested stream in flight, initially granted by the agent
 _ITEM = 64  # what an item counts besides its bytes, as in the agent
@@ -130,7 +121,7 @@ class Channel:
         self._unsent: list[bytes] = []
         self._main = get_ident()
 
-    def _call(self) -> int:
+    def caller(self) -> int:
         """The call of the calling code; 0 if unknown."""
         call = threads.owner()
         if call:
@@ -163,7 +154,7 @@ class Channel:
         if len(args) > limits.message:
             size = len(args)
             refuse("payload_too_large", f"the arguments are {size} bytes of JSON, more than {limits.message}", tool)
-        call = self._call()
+        call = self.caller()
         about: dict[str, JSON] = {"call": call, "tool": tool}
         if timeout is not None:
             about["timeout_ms"] = int(min(-(-timeout * 1000 // 1), 1e12))
@@ -235,22 +226,9 @@ class Channel:
         (value,) = self._answers(tool, args, timeout, flags)
         return value
 
-    def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[Any, None, None]:
-        """Calls a tool and yields its items; closing it cancels the call."""
-        return self._answers(tool, args, timeout, frames.STREAM)
-
-    def caller(self) -> int:
-        """The call of the calling code."""
-        return self._call()
-
-    def file(self, what: str, body: bytes, flags: int = 0) -> Generator[bytes, None, None]:
-        """Makes a request about a file. Not for the thread of an event loop."""
-        return self._answers(what, body, None, flags | frames.FILE)
-
-    def once(self, what: str, body: bytes) -> bytes:
-        """file, for requests with a single answer."""
-        (answer,) = self.file(what, body)
-        return answer
+    def stream(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> Generator[Any, None, None]:
+        """Calls a tool, or makes that request, and yields its items; closing it cancels the call."""
+        return self._answers(tool, args, timeout, flags | frames.STREAM)
 
     def _answers(self, tool: str, args: bytes, timeout: float | None, flags: int) -> Generator[Any, None, None]:
         """The values of the answers; bytes if they are of a file."""
@@ -319,9 +297,10 @@ class PlainChannel(Channel):
     it alerts the main thread.
     """
 
-    def __init__(self, worker: Runner, outlet: Outlet, reader: Reader, guard: Guard) -> None:
+    def __init__(self, outlet: Outlet, reader: Reader, guard: Guard) -> None:
         super().__init__(outlet)
-        self._worker = worker
+        self.running = 0  # the call of the worker; 0: none
+        self.served = False  # a call has ended here
         self._reader = reader
         self._guard = guard
         self._turn = allocate_lock()  # held by the reading thread
@@ -336,25 +315,25 @@ class PlainChannel(Channel):
         self._awaited: set[int] = set()  # nested calls of event loops that have not ended
         self._pump: Waiter | None = None
 
-    def _call(self) -> int:
+    def caller(self) -> int:
         call = threads.owner()
         if not call and get_ident() == self._main:
-            return self._worker.call  # in a context that the tool made
+            return self.running  # in a context that the tool made
         return call or self._only()
 
     def _only(self) -> int:
-        return 0 if self._worker.served else self._worker.call
+        return 0 if self.served else self.running
 
     def _runs(self, call: int) -> bool:
-        return self._worker.call == call
+        return self.running == call
 
     # The main thread, which may be cancelled.
 
     def _shielded(self) -> AbstractContextManager[None]:
-        return Disarmed(self._guard) if get_ident() == self._main else nullcontext()
+        return self._guard if get_ident() == self._main else nullcontext()
 
     def _stopped(self) -> bool:
-        return self._cancelled != 0 and self._cancelled == self._worker.call and get_ident() == self._main
+        return self._cancelled != 0 and self._cancelled == self.running and get_ident() == self._main
 
     # The reading thread.
 
@@ -404,7 +383,7 @@ class PlainChannel(Channel):
             self._outlet.send(frames.HEADER.pack(0, frames.PONG, 0, 0, about))
             return
         if kind == frames.CREDIT:
-            if about == self._worker.call:
+            if about == self.running:
                 self.credit += int.from_bytes(body, "little")
         elif kind == frames.CANCEL:
             self._cancelled = about
@@ -423,7 +402,6 @@ class PlainChannel(Channel):
             self._leave(self._idle)
             if self._inbox:
                 return self._inbox.popleft()
-            self._reader.settle()
             self.used = False
             return self._reader.next()
         try:
@@ -433,7 +411,7 @@ class PlainChannel(Channel):
         return self._inbox.popleft()
 
     def more(self) -> int:
-        """Waits for credit; raises Cancelled. For the main thread while disarmed."""
+        """Waits for credit; raises Cancelled. For the main thread while shielded."""
         self._enter(self._idle)
         try:
             self._wait(self._idle, lambda: self.credit > 0 or self._stopped())
@@ -447,7 +425,7 @@ class PlainChannel(Channel):
     # Calls.
 
     def _event(self, waiter: Waiter) -> tuple[int, bytes]:
-        """The next frame. The caller has entered and is disarmed."""
+        """The next frame. The caller has entered and is shielded."""
         self._wait(waiter, lambda: waiter.events or self._stopped())
         if not waiter.events:
             self._guard.cancel(self._cancelled)

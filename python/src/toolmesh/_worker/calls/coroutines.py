@@ -10,32 +10,27 @@ import sys
 from _thread import get_ident
 from collections.abc import AsyncGenerator, Generator
 from inspect import CORO_CREATED, getcoroutinestate
-from types import AsyncGeneratorType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from types import AsyncGeneratorType, FrameType, GeneratorType
+from typing import Any
 
 from .. import FOLDER
+from ..schemas.binding import Tool
 from ..schemas.values import encode
 from ..state import limits, orphans, turns
+from ..state.snapshot import Snapshot
 from ..wire import frames
+from ..wire.frames import JSON
 from . import channel, failures, threads, transfer
 from .channel import Channel, Waiter, refuse
 from .guard import PAGE_CANCEL, PAGE_HEARD, PAGE_RUNNING, PAGE_TAKEN, SIGNAL
 from .output import UNSHIELDED, Outlet, install
 from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, raw_pending, unbound
 
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from ..schemas.binding import Tool
-    from ..state.snapshot import Snapshot
-    from ..wire.frames import JSON
-
 # Folders of code that is never interrupted: ours and the loop's.
 _UNTOUCHED = (FOLDER, os.path.dirname(asyncio.__file__) + os.sep)
-# Bytes of frames that are read at once. Calls that arrive together start in groups, so their waits end in groups,
+# Bytes of short frames that are read at once. Calls that arrive together start in groups, so their waits end in groups,
 # too, and others run in between.
 _READ = 1 << 12
-_REST = 1 << 16  # bytes read at once of a long frame: the capacity of a pipe
 # New objects between two collections. Each call in flight is some tens of objects, which would reach Python's own
 # threshold again and again.
 _YOUNG = 10_000
@@ -70,13 +65,10 @@ class Worker:
     def __init__(
         self, inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: int, snapshot: Snapshot | None
     ) -> None:
-        self._inp = inp
+        self._reader = frames.Reader(inp)
         self._page = page
         self._tools = tools
         self._limit = limit
-        self._chunks: list[bytes] = []  # the beginning of an incomplete frame
-        self._have = 0  # bytes in _chunks
-        self._need = 0  # bytes of that frame, as far as known
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._credit: dict[int, _Credit] = {}
         self._asked: set[int] = set()  # calls cancelled by the agent
@@ -102,7 +94,7 @@ class Worker:
 
     def _leave(self) -> int:
         self._forked = True
-        return self._inp
+        return self._reader.fd
 
     def _sample(self, _signum: int, _frame: FrameType | None) -> None:
         """Tells the agent which call uses the processor, so that it can charge the right call of those on this loop."""
@@ -137,7 +129,7 @@ class Worker:
         self._loop = loop
         self._ready = getattr(loop, "_ready", (None,))  # other kinds of loop may not have it
         self._done: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(self._inp, self._readable)
+        loop.add_reader(self._reader.fd, self._readable)
         self._outlet.send(frames.HEADER.pack(len(about), frames.READY, 0, 0, 0) + about)
         return self._done
 
@@ -156,50 +148,29 @@ class Worker:
 
     def _finish(self, failure: frames.FrameError | None = None) -> None:
         if not self._done.done():
-            self._loop.remove_reader(self._inp)
+            self._loop.remove_reader(self._reader.fd)
             if failure is None:
                 self._done.set_result(None)
             else:
                 self._done.set_exception(failure)
 
     def _readable(self) -> None:
-        data = os.read(self._inp, max(_READ, min(self._need - self._have, _REST)))
-        if not data:
+        if not self._reader.read(_READ):
             self._finish()
             return
-        if self._chunks:
-            self._chunks.append(data)
-            self._have += len(data)
-            if self._have < self._need:
-                return
-            data = b"".join(self._chunks)
-            self._chunks.clear()
-        unpack, run, tasks, loop, taken = frames.HEADER.unpack_from, self._run, self._tasks, self._loop, self._taken
-        at, size = 0, len(data)
-        while size - at >= frames.HEADER_SIZE:
-            length, kind, flags, slot, call = unpack(data, at)
-            end = at + frames.HEADER_SIZE + length
-            if end > size:
-                break
-            body = data[at + frames.HEADER_SIZE : end]
-            if kind == frames.CALL:
-                if self._page[turns.PAGE_UNTIL]:
-                    turns.check(self._page[turns.PAGE_UNTIL])
-                # Without the loop's task factory, which a tool may have set.
-                tasks[call] = asyncio.Task(run(flags, slot, call, body), loop=loop)
-                taken += 1
-            else:
-                self._take(kind, call, body)
-            at = end
-        if taken != self._taken:
-            self._taken = self._page[PAGE_TAKEN] = taken  # none of them has made a step yet
-        if at < size:
-            self._chunks.append(data[at:])
-            self._have = size - at
-            self._need = frames.HEADER_SIZE if self._have < frames.HEADER_SIZE else end - at
+        while self._reader.give(self._take):
+            pass
+        self._page[PAGE_TAKEN] = self._taken  # none of the new calls has made a step yet
 
-    def _take(self, kind: int, call: int, body: bytes) -> None:
-        if kind == frames.CANCEL:
+    def _take(self, frame: frames.Frame) -> None:
+        kind, flags, slot, call, body = frame
+        if kind == frames.CALL:
+            if self._page[turns.PAGE_UNTIL]:
+                turns.check(self._page[turns.PAGE_UNTIL])
+            # Without the loop's task factory, which a tool may have set.
+            self._tasks[call] = asyncio.Task(self._run(flags, slot, call, body), loop=self._loop)
+            self._taken += 1
+        elif kind == frames.CANCEL:
             running = self._tasks.get(call)
             if running is not None and call not in self._asked:
                 self._heard(call)
@@ -252,7 +223,7 @@ class Worker:
                     await self._stream(tool, slot, call, value, meta)
                     kind = frames.END
                 else:
-                    value = await _drain(value, flags & frames.COLLECT)
+                    value = await drained(value, flags)
             if kind == frames.RESULT:
                 if tool.gives_files:
                     data = await asyncio.to_thread(tool.encode, value)
@@ -279,7 +250,7 @@ class Worker:
             self._asked.discard(call)
         if transfer.folders:
             transfer.forget(call)
-        if self._outlet.dirty:
+        if self._outlet.partial:
             self._outlet.settle(call)
         raw = 0
         if not self._tasks:
@@ -307,7 +278,7 @@ class Worker:
                 data = tool.encode(value)
                 if len(data) > self._limit:
                     raise TooLarge(len(data), "item")
-                if self._outlet.dirty:
+                if self._outlet.partial:
                     self._outlet.settle(call)
                 if credit.left <= 0:
                     self._outlet.settle_items()
@@ -332,21 +303,15 @@ class LoopChannel(Channel):
     def _runs(self, call: int) -> bool:
         return call in self._worker._tasks
 
-    def _refuse_loop(self, tool: str, instead: str) -> None:
+    def _answers(self, tool: str, args: bytes, timeout: float | None, flags: int) -> Generator[Any, None, None]:
         if get_ident() == self._main:
+            instead = "await mesh.acall(...)"
+            if flags & frames.FILE:
+                tool, instead = "", "declare the result as a File, or return it from a thread"
+            elif flags & frames.STREAM:
+                instead = "async for item in mesh.astream(...)"
             refuse("invalid_request", f"this would block the event loop that all calls here run on: {instead}", tool)
-
-    def call(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> Any:
-        self._refuse_loop(tool, "await mesh.acall(...)")
-        return super().call(tool, args, timeout, flags)
-
-    def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[Any, None, None]:
-        self._refuse_loop(tool, "async for item in mesh.astream(...)")
-        return super().stream(tool, args, timeout)
-
-    def file(self, what: str, body: bytes, flags: int = 0) -> Generator[bytes, None, None]:
-        self._refuse_loop("", "declare the result as a File, or return it from a thread")
-        return super().file(what, body, flags)
+        return super()._answers(tool, args, timeout, flags)
 
     def _event(self, waiter: Waiter) -> tuple[int, bytes]:
         while not waiter.events:
@@ -372,9 +337,9 @@ async def _steps(items: Generator[Any, Any, Any], yields: int) -> AsyncGenerator
         items.close()
 
 
-async def _drain(items: AsyncGenerator[Any, Any], collect: int) -> Any:
+async def drained(items: AsyncGenerator[Any, Any], flags: int) -> Any:
     """An async generator's last value, or the list of all."""
-    if collect:
+    if flags & frames.COLLECT:
         return [value async for value in items]
     last = None
     async for value in items:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..schemas.values import decode
-
-if TYPE_CHECKING:
-    from ..wire.frames import JSON
+from ..wire.frames import JSON
 
 CLASSES: dict[str, type[MeshError]] = {}
 """The classes of the codes."""

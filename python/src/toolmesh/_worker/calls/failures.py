@@ -14,16 +14,13 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from .. import FOLDER
 from ..schemas import redaction
+from ..schemas.values import Mismatch, NotSerializable
 from ..state import limits
+from ..wire.frames import JSON
 from .errors import MeshError
-
-if TYPE_CHECKING:
-    from ..schemas.values import Mismatch, NotSerializable
-    from ..wire.frames import JSON
 
 _MESSAGE = 16 * 1024
 _STACK = 48 * 1024
@@ -85,7 +82,7 @@ def out_of_memory() -> bytes:
 
 def too_large(size: int, limit: int, what: str) -> bytes:
     """what, "result" or "item", is larger than the agent accepts."""
-    return body("payload_too_large", f"the {what} is {size} bytes of JSON, more than {limit}", True,
+    return body("payload_too_large", f"the {what} has {size} bytes of JSON, more than {limit}", True,
                 details={"limit": "output", "size": size, "max": limit})
 
 
@@ -126,7 +123,7 @@ def raised(failure: BaseException, tool: str) -> bytes:
         # Its attributes or its source are unreadable; the type is always known.
         return body("tool_error", message_of(failure), True, type=type_of(failure), stacktrace=type_of(failure),
                     details={"module": module_of(failure), "tool": tool, "frames": [], "causes": [],
-                             "note": f"the exception cannot be told in full: {type_of(second)}"})
+                             "note": f"the exception cannot be shown in full: {type_of(second)}"})
 
 
 def _raised(failure: BaseException, tool: str) -> bytes:

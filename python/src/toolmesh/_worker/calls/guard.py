@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any, NoReturn
-
-if TYPE_CHECKING:
-    from types import FrameType
+from types import FrameType
+from typing import Any, NoReturn
 
 # Words of the control page, u64 each. The agent writes the first, the worker the others.
 PAGE_CANCEL = 0  # id of the call to cancel
@@ -74,13 +72,6 @@ class Guard:
         self._loop = self._task = None
         return self._raised == call
 
-    def rearm(self, call: int) -> None:
-        """Continues the function of call after a disarmed section. Raises Cancelled if a cancellation arrived
-        meanwhile."""
-        self.armed = call
-        if self.page[PAGE_CANCEL] == call and self._raised != call:
-            self.cancel(call)
-
     def cancel(self, call: int) -> NoReturn:
         """Raises Cancelled in call. A late signal raises no second one while the function cleans up."""
         self._raised = self.page[PAGE_HEARD] = call
@@ -93,22 +84,6 @@ class Guard:
         self._held -= 1
         if self._late and not self._held:
             self._late = False
-            if self.armed:
+            if self.armed and self._raised != self.armed:
                 self.cancel(self.armed)
 
-
-class Disarmed:
-    """A section in which the call of a guard is not interrupted. A cancellation in the meantime is raised at its
-    end."""
-
-    __slots__ = ("_guard", "_armed")
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard, self._armed = guard, 0
-
-    def __enter__(self) -> None:
-        self._armed, self._guard.armed = self._guard.armed, 0
-
-    def __exit__(self, *_: object) -> None:
-        if self._armed:
-            self._guard.rearm(self._armed)

@@ -2,8 +2,7 @@
 
 sys.stdout and sys.stderr become proxies that know the running call; a handler on the root logger does the same for
 logging. Direct writes to the file descriptors 1 and 2 (C code, child processes) go to pipes that the agent reads. This
-module never blocks for long and never grows: the agent always reads, and output above a call's rate is counted and
-dropped.
+module never blocks for long and never grows: the agent always reads, and drops output above a call's rate.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import io
 import json
 import os
 import sys
-import time
 from _thread import allocate_lock, get_ident, start_new_thread
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +19,7 @@ from time import sleep as _sleep
 from typing import TYPE_CHECKING, Any
 
 from ..schemas import redaction
-from ..wire.frames import HEADER, LOG, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
+from ..wire.frames import HEADER, JSON, LOG, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
 from . import failures, threads
 
 if TYPE_CHECKING:
@@ -29,14 +27,11 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
 
-    from ..wire.frames import JSON
-
 # Bound now: a tool may replace functions of json.
 _text = json.JSONEncoder(ensure_ascii=False, default=repr).encode
 _loads = json.JSONDecoder().decode
 _LINE = 8 * 1024  # max text in one frame
-_BURST = 256 * 1024  # bytes of output that a call may write at once
-_RATE = 64 * 1024  # bytes per second after that
+_RECORD = 256 * 1024  # max bytes of a record: the agent passes on no more at once
 
 # Items that arrive faster than they can be written one by one are written together.
 _QUICK = 100e-6  # seconds between quick items
@@ -51,27 +46,6 @@ _IDLE = 4  # idle looks before the flusher ends
 UNSHIELDED: AbstractContextManager[None, None] = nullcontext()  # where writes are never interrupted
 
 
-class _Budget:
-    """Bytes that one call may still print: a token bucket."""
-
-    __slots__ = ("left", "at", "dropped")
-
-    def __init__(self) -> None:
-        self.left: float = _BURST
-        self.at = time.monotonic()
-        self.dropped = 0
-
-    def take(self, size: int) -> bool:
-        now = time.monotonic()
-        self.left = min(_BURST, self.left + (now - self.at) * _RATE)
-        self.at = now
-        if self.left < size:
-            self.dropped += size
-            return False
-        self.left -= size
-        return True
-
-
 class Outlet:
     """The only writer of the pipe to the agent, shared by loop and output.
 
@@ -81,11 +55,9 @@ class Outlet:
     def __init__(self, fd: int, current: Callable[[], int], shield: AbstractContextManager[None, None]) -> None:
         self.fd = fd
         self.lock = allocate_lock()
-        self.dirty = False  # a call has printed since the last settle
         self._current = current  # () -> call id or 0
         self._shield = shield
-        self._partial: dict[tuple[int, int], str] = {}  # (call, flag) -> text of an unfinished line
-        self._budgets: dict[int, _Budget] = {}  # call -> _Budget
+        self.partial: dict[tuple[int, int], str] = {}  # (call, flag) -> text of an unfinished line
         self._main = get_ident()
         self._process = os.getpid()
         self.held: list[bytes] = []  # held frames of items; with the lock
@@ -194,12 +166,11 @@ class Outlet:
         """Takes what a tool wrote to stdout or stderr."""
         with self._shielded():
             call = self._current()
-            self.dirty = True
             key = (call, flag)
-            text = self._partial.pop(key, "") + text
+            text = self.partial.pop(key, "") + text
             cut = text.rfind("\n") + 1
             if 0 < len(text) - cut < _LINE:
-                self._partial[key] = text[cut:]
+                self.partial[key] = text[cut:]
                 text = text[:cut]
             if text:
                 self._emit(call, flag, text)
@@ -207,45 +178,34 @@ class Outlet:
     def flush(self, flag: int) -> None:
         """Sends the running call's unfinished lines."""
         call = self._current()
-        text = self._partial.pop((call, flag), "")
+        text = self.partial.pop((call, flag), "")
         if text:
             with self._shielded():
                 self._emit(call, flag, text)
 
     def _emit(self, call: int, flag: int, text: str) -> None:
-        budget = self._budget(call)
         data = redaction.text(text).encode("utf-8", "replace")
         for start in range(0, len(data), _LINE):
             piece = data[start : start + _LINE]
-            if budget.take(len(piece)):
-                self.send(HEADER.pack(len(piece), LOG, flag, 0, call) + piece)
-
-    def _budget(self, call: int) -> _Budget:
-        return self._budgets.get(call) or self._budgets.setdefault(call, _Budget())
+            self.send(HEADER.pack(len(piece), LOG, flag, 0, call) + piece)
 
     def record(self, fields: dict[str, JSON], flag: int = LOG_RECORD) -> None:
         call = self._current()
-        self.dirty = True
         said = _text(fields)
         if redaction.text(said) != said:
             said = _text(redaction.tree(_loads(said)))
         data = said.encode("utf-8", "replace")
-        if not self._budget(call).take(len(data)):
-            return
+        if len(data) > _RECORD:
+            flag, data = LOG_STDERR, b"[%d bytes of output left out]" % len(data)
         with self._shielded():
             self.send(HEADER.pack(len(data), LOG, flag, 0, call) + data)
 
     def settle(self, call: int) -> None:
-        """Sends the unfinished lines of an ended call, and how much was dropped."""
-        self.dirty = False
+        """Sends the unfinished lines of a call."""
         for flag in (LOG_STDOUT, LOG_STDERR):
-            text = self._partial.pop((call, flag), "")
+            text = self.partial.pop((call, flag), "")
             if text:
                 self._emit(call, flag, text)
-        budget = self._budgets.pop(call, None)
-        if budget is not None and budget.dropped:
-            data = f"[{budget.dropped} bytes of output left out]".encode()
-            self.send(HEADER.pack(len(data), LOG, LOG_STDERR, 0, call) + data)
 
     def abandon(self) -> None:
         """For a process that a tool forked: from now on output goes to 1 and 2."""

@@ -10,25 +10,23 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # has no stubs
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextvars import copy_context
 from time import perf_counter as _clock
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import FOLDER
+from ..schemas.binding import Tool
 from ..schemas.values import encode
 from ..state import limits, orphans, turns
+from ..state.snapshot import Snapshot
 from ..wire import frames
+from ..wire.frames import JSON
 from . import channel, failures, threads, transfer
 from .guard import PAGE_CANCEL, PAGE_STARTED, SIGNAL, Cancelled, Guard
 from .output import Outlet, install
 from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, unbound
-
-if TYPE_CHECKING:
-    from ..schemas.binding import Tool
-    from ..state.snapshot import Snapshot
-    from ..wire.frames import JSON
 
 _STREAMED = object()  # in place of a result: the items were sent
 
@@ -41,17 +39,14 @@ class Worker:
     """
 
     def __init__(self, tools: list[Tool]) -> None:
-        self._inp = self._out = -1
         self._page = memoryview(bytes(8 * 8)).cast("Q")
         self._tools = tools
         self._limit = 0
         self._reader = frames.Reader(-1)
         self._guard = Guard(self._page)
-        self.call = 0
-        self.served = False  # a call has ended here
-        self._outlet = Outlet(-1, self._current, self._guard)
+        self._outlet = Outlet(-1, lambda: self._channel.running, self._guard)
+        self._channel = channel.PlainChannel(self._outlet, self._reader, self._guard)
         self._forked = False
-        self._channel = channel.PlainChannel(self, self._outlet, self._reader, self._guard)
 
     def install(self) -> None:
         """Directs tools' output, nested calls and signals to this worker."""
@@ -60,12 +55,9 @@ class Worker:
         forked_by_tool(self._outlet, self._leave)
         _signal.signal(SIGNAL, self._guard.handle)  # signal.signal makes members of enums
 
-    def _current(self) -> int:
-        return self.call
-
     def _leave(self) -> int:
         self._forked = True
-        return self._inp
+        return self._reader.fd
 
     def start(
         self, inp: int, out: int, page: memoryview[int], limit: int, about: bytes, snapshot: Snapshot | None
@@ -73,8 +65,7 @@ class Worker:
         """In the worker's own process: sends READY with about, which is JSON about the worker, and serves until the
         agent closes the pipe. With a snapshot, the state is restored after each call; False if that failed and this
         worker must be replaced."""
-        self._inp = self._reader.fd = inp
-        self._out = out
+        self._reader.fd = inp
         self._page = self._guard.page = page
         self._limit = limit
         self._outlet.begin(out)
@@ -88,7 +79,7 @@ class Worker:
     def serve(self, snapshot: Snapshot | None) -> bool:
         """The loop: one read and one write per call."""
         read, run, outlet, pack = self._reader.next, self._run, self._outlet, frames.HEADER.pack
-        lock, out, write, sweep, nested = outlet.lock, self._out, os.write, orphans.sweep, self._channel
+        lock, out, write, sweep, nested = outlet.lock, outlet.fd, os.write, orphans.sweep, self._channel
         clock, swept = _clock, 0.0
         spent = 0
         while True:
@@ -97,7 +88,7 @@ class Worker:
                 return True
             kind, flags, slot, call, body = frame
             if kind == frames.CALL:
-                self.call = call
+                nested.running = call
                 began = clock()
                 kind, body = copy_context().run(run, flags, slot, call, body)  # context variables stay the call's own
                 if self._forked:
@@ -109,12 +100,12 @@ class Worker:
                     over = limits.exceeded()  # a short call can use some 100 kB
                 if over or limits.memory and no_memory(kind, body):
                     kind, body, spent = frames.ERROR, failures.out_of_memory(), frames.SPENT
-                if outlet.dirty:
+                if outlet.partial:
                     outlet.settle(call)
                 if transfer.folders:
                     transfer.forget(call)
-                self.call = 0
-                self.served = True
+                nested.running = 0
+                nested.served = True
                 data = pack(len(body), kind, spent, slot, call) + body
                 with lock:
                     if outlet.held:
@@ -153,22 +144,18 @@ class Worker:
                 if kind is CoroutineType or kind is AsyncGeneratorType:  # from a decorated function
                     value = self._looped(value, flags, tool, slot, call, meta)
                     kind = type(value)
-                    if value is _STREAMED:
-                        guard.armed = 0
-                        return frames.END, b""
                 if kind is GeneratorType:
-                    if flags & frames.STREAM:
-                        self._stream(tool, slot, call, value, meta)
-                        guard.armed = 0
-                        return frames.END, b""
-                    value = _drain(value, flags & frames.COLLECT)
-                data = encode(value) if tool.dump is None else tool.encode(value)
-                guard.armed = 0
+                    streams = flags & frames.STREAM
+                    value = self._stream(tool, slot, call, value, meta) if streams else _drain(value, flags)
+                data = b"" if value is _STREAMED else encode(value) if tool.dump is None else tool.encode(value)
             except BaseException as failure:
                 guard.armed = 0
                 if isinstance(failure, Cancelled):
                     return frames.ERROR, failures.cancelled()
                 return frames.ERROR, failed(failure, tool, self._limit, keyword, positional)
+            guard.armed = 0
+            if value is _STREAMED:
+                return frames.END, b""
             if len(data) > self._limit:
                 return frames.ERROR, failures.too_large(len(data), self._limit, "result")
             return frames.RESULT, data
@@ -179,41 +166,38 @@ class Worker:
 
     def _stream(
         self, tool: Tool, slot: int, call: int, items: Generator[Any, Any, Any], meta: dict[str, JSON]
-    ) -> None:
+    ) -> object:
         """Sends the items of a generator, within the credit."""
-        sender = self._sender(tool, slot, call, meta)
-        next(sender)
-        send = sender.send
+        send = self._sender(tool, slot, call, meta)
         try:
             for value in items:
                 send(value)
         finally:
-            self._guard.armed = call
             items.close()
+        return _STREAMED
 
-    def _sender(self, tool: Tool, slot: int, call: int, meta: dict[str, JSON]) -> Generator[None, Any, None]:
-        """Sends items."""
-        guard, outlet, send, pack = self._guard, self._outlet, self._outlet.item, frames.HEADER.pack
+    def _sender(self, tool: Tool, slot: int, call: int, meta: dict[str, JSON]) -> Callable[[Any], None]:
+        """A function that sends an item."""
+        guard, outlet, put, pack = self._guard, self._outlet, self._outlet.item, frames.HEADER.pack
+        encode, limit, link = tool.encode, self._limit, self._channel
         credit = meta.get("credit", 1 << 18)
-        page, encode, limit = self._page, tool.encode, self._limit
-        self._channel.credit = 0
-        while True:
-            data = encode((yield))
+        link.credit = 0
+
+        def send(value: Any) -> None:
+            nonlocal credit
+            data = encode(value)
             if len(data) > limit:
                 raise TooLarge(len(data), "item")
-            guard.armed = 0
-            if outlet.dirty:
-                outlet.settle(call)
-            while credit <= 0:
-                outlet.settle_items()
-                # Here a cancellation arrives as a frame: an exception from a signal could lose bytes that were
-                # read.
-                credit += self._channel.more()
-            credit -= len(data) + 64
-            send(pack(len(data), frames.YIELD, 0, slot, call) + data)
-            guard.armed = call
-            if page[PAGE_CANCEL] == call:
-                guard.cancel(call)  # its signal came during the write
+            with guard:
+                if outlet.partial:
+                    outlet.settle(call)
+                while credit <= 0:
+                    outlet.settle_items()
+                    credit += link.more()
+                credit -= len(data) + 64
+                put(pack(len(data), frames.YIELD, 0, slot, call) + data)
+
+        return send
 
     def _looped(self, value: Any, flags: int, tool: Tool, slot: int, call: int, meta: dict[str, JSON]) -> Any:
         """The result of a coroutine, or the items of an async generator, on an event loop for this call."""
@@ -235,33 +219,28 @@ class Worker:
         import asyncio
         import selectors
 
+        from .coroutines import drained
+
         upkeep = (FOLDER, os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__)
         self._guard.tasked(asyncio.get_running_loop(), asyncio.current_task(), upkeep)
         if type(value) is CoroutineType:
             value = await value
         if type(value) is not AsyncGeneratorType:
             return value
-        last: Any = None
-        every: list[Any] = []
-        sender = self._sender(tool, slot, call, meta)
-        next(sender)
+        if not flags & frames.STREAM:
+            return await drained(value, flags)
+        send = self._sender(tool, slot, call, meta)
         try:
             async for item in value:
-                if flags & frames.STREAM:
-                    sender.send(item)
-                elif flags & frames.COLLECT:
-                    every.append(item)
-                else:
-                    last = item
+                send(item)
         finally:
-            self._guard.armed = call
             await value.aclose()
-        return _STREAMED if flags & frames.STREAM else every if flags & frames.COLLECT else last
+        return _STREAMED
 
 
-def _drain(items: Generator[Any, Any, Any], collect: int) -> Any:
+def _drain(items: Generator[Any, Any, Any], flags: int) -> Any:
     """A generator's last value, or the list of all."""
-    if collect:
+    if flags & frames.COLLECT:
         return list(items)
     value = None
     yielded = False

@@ -6,17 +6,14 @@ import fcntl
 import os
 import termios
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..schemas.binding import Tool
 from ..schemas.values import Mismatch, NotSerializable
 from ..state import forking, turns
-from ..wire.frames import ERROR, META, RAW, UNTIL
+from ..wire.frames import ERROR, JSON, META, RAW, UNTIL
 from . import failures
-
-if TYPE_CHECKING:
-    from ..schemas.binding import Tool
-    from ..wire.frames import JSON
-    from .output import Outlet
+from .output import Outlet
 
 
 class TooLarge(Exception):

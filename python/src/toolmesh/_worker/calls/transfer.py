@@ -9,16 +9,13 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import TYPE_CHECKING
 
 from ..schemas import files
 from ..schemas.files import KEY, File, base_name
 from ..wire import frames
+from ..wire.frames import JSON
 from . import channel
 from .errors import error
-
-if TYPE_CHECKING:
-    from ..wire.frames import JSON
 
 _PIECE = 256 << 10
 roots: list[str] = []
@@ -40,7 +37,7 @@ def fetch(value: dict[str, JSON]) -> File:
     path = os.path.join(folder, base_name(value))
     about = json.dumps({"ref": ref, "digest": value["digest"]}).encode()
     with open(path, "xb", buffering=0) as file:
-        for piece in link.file("get", about, frames.STREAM):
+        for piece in link.stream("get", about, None, frames.FILE):
             frames.write_all(file.fileno(), piece)
     kind = value.get("type")
     made = _fetched[call, ref] = File(path, type=kind if isinstance(kind, str) else "")
@@ -67,12 +64,11 @@ def store(file: File) -> dict[str, JSON]:
     with open(descriptor, "rb", buffering=0) as opened:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
-            raise TypeError(f"is a File that is no plain file: {file.path}")
-        (ident,) = link.file("put", json.dumps({"size": about.st_size}).encode())
-        name = ident.decode()
+            raise TypeError(f"is a File that is not a regular file: {file.path}")
+        name = link.call("put", json.dumps({"size": about.st_size}).encode(), None, frames.FILE).decode()
         while piece := opened.read(_PIECE):
-            link.once(f"piece:{name}", piece)
-        told = json.loads(link.once(f"end:{name}", b""))
+            link.call(f"piece:{name}", piece, None, frames.FILE)
+        told = json.loads(link.call(f"end:{name}", b"", None, frames.FILE))
     found: dict[str, JSON] = {KEY: told["ref"], "digest": told["digest"], "size": told["size"], "name": file.name}
     if file.type:
         found["type"] = file.type

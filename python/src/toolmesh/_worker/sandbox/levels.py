@@ -25,12 +25,9 @@ import os
 import resource
 import struct
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 
 from . import filters
-
-TYPE_CHECKING = False  # as typing has it, without importing typing
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 NONE, GUARD, STRICT, OFFLINE = "none", "guard", "strict", "offline"
 WRITE, READ, SEE, OWN = "w", "r", "s", "o"

@@ -7,14 +7,12 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..wire.frames import JSON
 from . import files, values
+from .shapes import Dump, Load, Schema
 from .values import Mismatch, describe, member, needed, pointer
-
-if TYPE_CHECKING:
-    from ..wire.frames import JSON
-    from .shapes import Dump, Load, Schema
 
 
 @dataclasses.dataclass

@@ -7,17 +7,13 @@ import math
 import re
 import typing
 from collections import abc
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from .shapes import Shape, inside
+from ..wire.frames import JSON
+from .draft import Draft, Namespace
+from .shapes import Dump, Schema, Shape, inside
 from .values import Mismatch, describe, encode, member, pointer
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from ..wire.frames import JSON
-    from .draft import Draft, Namespace
-    from .shapes import Dump, Schema
 
 
 def array(item: Shape, make: Callable[[list[Any]], Any] = list) -> Shape:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    # Its line, its title, the rest of a field's name, and its lines.
-    Section: TypeAlias = tuple[int, str, str, list[str]]
+# Its line, its title, the rest of a field's name, and its lines.
+Section: TypeAlias = tuple[int, str, str, list[str]]
 
 _PARAMETERS = {
     "args", "arguments", "parameters", "params", "other parameters", "keyword args",
@@ -26,8 +25,8 @@ _NUMPY = re.compile(r"^(?P<names>\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::\s*.*)?
 _TYPED = re.compile(r"^[\w.]+(?:\[[^:]*\])?(?:\s*\|\s*[\w.]+(?:\[[^:]*\])?)*:\s+")  # "dict[str, int]: " before the text
 
 
-def parse(doc: str | None, attributes: bool = False) -> tuple[str, dict[str, str]]:
-    """Splits a cleaned docstring (inspect.getdoc) into (description, {parameter: text}).
+def parse(doc: str | None, attributes: bool = False) -> tuple[str, dict[str, str], str]:
+    """Splits a cleaned docstring (inspect.getdoc) into (description, {parameter: text}, text about the result).
 
     The description is the text before the first section. The first style that yields a section wins; text without a
     section is all description. With attributes, the texts of a class's attributes count, too.
@@ -40,25 +39,17 @@ def parse(doc: str | None, attributes: bool = False) -> tuple[str, dict[str, str
         if not found:
             continue
         parameters: dict[str, str] = {}
+        result = ""
         for _, title, rest, body in found:
             if item is not None and title in sections:
                 parameters.update(_items(body, item))
             elif title in fields and rest:
                 parameters[rest.split()[-1].lstrip("*")] = _join(body)
-        return "\n".join(lines[: found[0][0]]).strip(), parameters
-    return (doc or "").strip(), {}
-
-
-def returned(doc: str) -> str:
-    """The text about the result in a cleaned docstring; "" without one."""
-    lines = _lines(doc) if doc else []
-    for style in (_numpy, _google, _sphinx):
-        for _, title, rest, body in style(lines):
-            if title in _RESULTS and not rest:
-                if style is _numpy:
-                    return _join(_below(body, 1))  # after the line of the type
-                return _TYPED.sub("", _join(body), count=1) if style is _google else _join(body)
-    return ""
+            elif title in _RESULTS and not rest and not result:
+                text = _join(_below(body, 1) if style is _numpy else body)  # after the line of the type
+                result = _TYPED.sub("", text, count=1) if style is _google else text
+        return "\n".join(lines[: found[0][0]]).strip(), parameters, result
+    return (doc or "").strip(), {}, ""
 
 
 def _lines(doc: str) -> list[str]:

@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import sys
 import typing
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
-from .shapes import SIMPLE, UNRESOLVED, Shape, either, show_default
+from .shapes import SIMPLE, UNRESOLVED, Schema, Shape, either, show_default
 
-if typing.TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any, TypeAlias
-
-    from .shapes import Schema
-
-    Namespace: TypeAlias = dict[str, Any]
+Namespace: TypeAlias = dict[str, Any]
 
 
 class Draft:

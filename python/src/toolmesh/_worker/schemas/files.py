@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextvars
 import os
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-if TYPE_CHECKING:
-    from ..wire.frames import JSON
+from ..wire.frames import JSON
 
 KEY = "$file"
 FORMAT = "mesh-file"

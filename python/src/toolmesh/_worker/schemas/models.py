@@ -12,49 +12,38 @@ import re
 import sys
 import types
 import typing
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from .shapes import MADE, Shape, sure
+from ..wire.frames import JSON
+from .draft import Draft
+from .shapes import MADE, Load, Schema, Shape, sure
 from .values import Mismatch, describe, encode, member, pointer, sent
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
-
-    from ..wire.frames import JSON
-    from .draft import Draft
-    from .shapes import Load, Schema
 
 UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
 
 
 def model(draft: Draft, base: Any) -> Shape:
-    mode = "serialization" if draft.results else "validation"
-    return _shape(draft, base.model_json_schema(mode=mode), base.__name__, base.model_validate_json, base)
+    found = base.model_json_schema(mode=_mode(draft))
+    return _shape(draft, found, "$defs", base.__name__, base, _by_json(base.model_validate_json))
 
 
 def adapted(draft: Draft, annotation: Any) -> Shape | None:
-    """The Shape of a type that only pydantic 2 knows, such as HttpUrl; None if it does not."""
-    known = hasattr(annotation, "__get_pydantic_core_schema__")
-    if not known or not hasattr(sys.modules.get("pydantic"), "TypeAdapter"):
-        return None
-    return _by_adapter(draft, annotation, getattr(annotation, "__name__", str(annotation)))
-
-
-def _by_adapter(draft: Draft, annotation: Any, name: str) -> Shape:
-    adapter = sys.modules["pydantic"].TypeAdapter(annotation)
-    schema = adapter.json_schema(mode="serialization" if draft.results else "validation")
-    return _shape(draft, schema, name, adapter.validate_json, annotation)
-
-
-def annotated(draft: Draft, annotation: Any) -> Shape | None:
-    """The Shape that pydantic, of either version, gives an annotation with its own notes; None if it is not loaded or
-    does not know the type."""
-    if not hasattr(sys.modules.get("pydantic"), "TypeAdapter"):
+    """The Shape that pydantic, of either version, gives a type of its own or an annotation with its notes; None if it
+    is not loaded or does not know the type."""
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is None or not hasattr(pydantic, "TypeAdapter"):
         return old_adapted(draft, annotation)
     try:
-        return _by_adapter(draft, annotation, _called(annotation))
+        adapter = pydantic.TypeAdapter(annotation)
+        found = adapter.json_schema(mode=_mode(draft))
     except Exception:
         return None
+    return _shape(draft, found, "$defs", _called(annotation), annotation, _by_json(adapter.validate_json))
+
+
+def _mode(draft: Draft) -> str:
+    return "serialization" if draft.results else "validation"
 
 
 def checker(annotation: Any) -> Load | None:
@@ -69,7 +58,8 @@ def checker(annotation: Any) -> Load | None:
 
 
 def _called(annotation: Any) -> str:
-    return str(getattr(annotation, "__name__", None) or getattr(annotation.__origin__, "__name__", "value"))
+    origin = getattr(annotation, "__origin__", None)
+    return str(getattr(annotation, "__name__", None) or getattr(origin, "__name__", "value"))
 
 
 def old_adapted(draft: Draft, annotation: Any) -> Shape | None:
@@ -93,28 +83,30 @@ def old_adapted(draft: Draft, annotation: Any) -> Shape | None:
     schema: Schema = found["properties"]["value"]
     schema.pop("title", None)
     schema["definitions"] = found.get("definitions", {})
-    schema = _hoist(draft, _modern(schema), "definitions")
-    as_sent = _decimals(draft, annotation)
-
-    def load(value: JSON) -> Any:
-        given = {"value": _whole(as_sent(value))}
-        return _validated(lambda: holder.parse_obj(given), value, name, "value").value
-
-    return Shape(schema, name, load, texts=MADE if schema.get("type") == "string" else 0)
+    return _shape(draft, _modern(schema), "definitions", name, annotation,
+                  lambda value: holder.parse_obj({"value": _whole(value)}).value, "value")
 
 
-def _shape(draft: Draft, found: Schema, name: str, validate: Callable[[bytes], Any], annotation: Any) -> Shape:
-    schema, kind = _hoist(draft, dict(found), "$defs"), found.get("type")
-    as_sent = _decimals(draft, annotation)
+def _shape(
+    draft: Draft, found: Schema, key: str, name: str, annotation: Any, make: Load, holder: str = "__root__"
+) -> Shape:
+    """The Shape of a schema with definitions below key. make builds the value."""
+    schema, kind, as_sent = _hoist(draft, dict(found), key), found.get("type"), _decimals(draft, annotation)
+    return Shape(
+        schema, f"object {name}" if kind == "object" else name,
+        lambda value: _validated(lambda: make(as_sent(value)), value, name, holder),
+        texts=MADE if kind == "string" else 0,
+    )
 
-    def load(value: JSON) -> Any:
-        # As JSON, so that strict models accept text for a date and an array for a set, too.
-        body = encode(as_sent(value))
-        if _LARGE.search(body):
-            body = encode(_whole(as_sent(value)))
-        return _validated(lambda: validate(body), value, name)
 
-    return Shape(schema, f"object {name}" if kind == "object" else name, load, texts=MADE if kind == "string" else 0)
+def _by_json(validate: Callable[[bytes], Any]) -> Load:
+    """Builds a value from JSON, so that strict models accept text for a date and an array for a set, too."""
+
+    def make(value: JSON) -> Any:
+        body = encode(value)
+        return validate(encode(_whole(value)) if _LARGE.search(body) else body)
+
+    return make
 
 
 def old_model(draft: Draft, base: Any) -> Shape:
@@ -124,14 +116,8 @@ def old_model(draft: Draft, base: Any) -> Shape:
     for name, inner in _old_models(base).items():
         if inner is base or name in definitions:
             _correct_old(found if inner is base and name not in definitions else definitions[name], inner)
-    schema = _hoist(draft, _modern(found), "definitions")
-    as_sent = _decimals(draft, base)
-
-    def load(value: JSON) -> Any:
-        given = _whole(as_sent(value))
-        return _validated(lambda: base.parse_obj(given), value, base.__name__)
-
-    return Shape(schema, f"object {base.__name__}", load)
+    return _shape(draft, _modern(found), "definitions", base.__name__, base,
+                  lambda value: base.parse_obj(_whole(value)))
 
 
 def _old_models(base: Any) -> dict[str, Any]:
@@ -309,17 +295,19 @@ def _validated(run: Callable[[], Any], value: JSON, name: str, holder: str = "__
         raise Mismatch(expected, got, f"{name}: {text}", place) from None
 
 
-def field_default(value: Any) -> tuple[bool, Any]:
-    """(whether the default is pydantic's Field(...), the default in it, inspect's empty without one)."""
+def field_default(value: Any) -> tuple[bool, Any, Callable[[], Any] | None]:
+    """(whether the default is pydantic's Field(...), the default in it, inspect's empty without one, a function that
+    returns it)."""
     kind = type(value)
     if kind.__name__ != "FieldInfo" or not kind.__module__.startswith("pydantic"):
-        return False, value
+        return False, value, None
     factory = getattr(value, "default_factory", None)
     if factory is not None:
-        return True, factory()
+        return True, factory(), factory
     default = getattr(value, "default", ...)
-    missing = default is ... or type(default).__name__ in ("PydanticUndefinedType", "UndefinedType")
-    return True, inspect.Parameter.empty if missing else default
+    if default is ... or type(default).__name__ in ("PydanticUndefinedType", "UndefinedType"):
+        return True, inspect.Parameter.empty, None
+    return True, default, lambda: default
 
 
 def alias(notes: Iterable[Any]) -> Any:
@@ -327,10 +315,3 @@ def alias(notes: Iterable[Any]) -> Any:
     named = [getattr(one, "validation_alias", None) or getattr(one, "alias", None)
              for one in notes if field_default(one)[0]]
     return next((one for one in named if one is not None), None)
-
-
-def filler(field: Any, default: Any) -> Callable[[], Any] | None:
-    """A function that returns a parameter's default from its Field(...)."""
-    if default is inspect.Parameter.empty:
-        return None
-    return getattr(field, "default_factory", None) or (lambda: default)

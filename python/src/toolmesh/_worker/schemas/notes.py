@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import decimal
 import functools
-import math
 import operator
 import re
 import typing
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
+from ..wire.frames import JSON
 from . import models
-from .shapes import is_json
+from .draft import Draft
+from .shapes import Load, Schema, Shape, is_json
 from .values import Mismatch, describe
 
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import Any, TypeAlias
-
-    from ..wire.frames import JSON
-    from .draft import Draft
-    from .shapes import Load, Schema, Shape
-
-    Check: TypeAlias = tuple[Callable[[Any], bool], str]  # whether a value holds to it, and its words
+# Whether a value holds to it, its words, and whether the schema says it in full.
+Check: TypeAlias = tuple[Callable[[Any], bool], str, bool]
 
 
 # A keyword may stand in a dict of Annotated, beside the names of constraints.
@@ -37,24 +33,24 @@ _KEYWORDS = frozenset((
 ))
 
 
+def _members(schema: Schema) -> Iterator[Schema]:
+    """The schema, and those that it is a union of."""
+    yield schema
+    for member in schema.get("anyOf", ()):
+        yield from _members(member)
+
+
 def _kinds(schema: Schema) -> set[str]:
     """The types that a schema allows, as far as it names them."""
-    kind = schema.get("type")
-    found = set(kind) if isinstance(kind, list) else {kind} if isinstance(kind, str) else set()
-    for member in schema.get("anyOf", ()):
-        found |= _kinds(member)
-    return found
-
-
-def _encoded(schema: Schema) -> bool:
-    return "contentEncoding" in schema or any(map(_encoded, schema.get("anyOf", ())))
+    found = [member.get("type", ()) for member in _members(schema)]
+    return {one for kind in found for one in ((kind,) if isinstance(kind, str) else kind)}
 
 
 def _bound(value: Any) -> JSON:
     """A bound as JSON writes it, None when it has no form there."""
     if isinstance(value, decimal.Decimal) and value == (exact := float(value)):
         value = int(exact) if exact.is_integer() else exact
-    return value if type(value) in (int, float) and math.isfinite(value) else None
+    return value if type(value) in (int, float) and is_json(value) else None
 
 
 _TESTS: tuple[tuple[str, str, Callable[[Any, Any], Any], str], ...] = (
@@ -66,9 +62,9 @@ _TESTS: tuple[tuple[str, str, Callable[[Any, Any], Any], str], ...] = (
 )
 
 
-def _constraints(note: Any, schema: Schema, extra: Schema) -> Iterator[tuple[Check, bool]]:
+def _constraints(note: Any, schema: Schema, extra: Schema) -> Iterator[Check]:
     """Reads a description and bounds off an Annotated object of any library, or off a dict with such names or with the
-    schema's own keywords. Gives what it demands of a value, and whether the schema says that in full."""
+    schema's own keywords. Gives what it demands of a value."""
     names: dict[str, Any] = {}
     if isinstance(note, dict):
         names = {key: value for key, value in note.items() if isinstance(key, str)}
@@ -92,8 +88,10 @@ def _constraints(note: Any, schema: Schema, extra: Schema) -> Iterator[tuple[Che
         if bound is not None:
             extra[keyword] = bound
         known = bound is not None and bool(kinds - {"null"}) and kinds <= {"integer", "number", "null"}
-        yield (functools.partial(_against, test, limit, None), f"{words} {limit}"), known
-    written, sized = _written(schema), next((one for one in ("array", "object") if one in kinds), "string")
+        yield functools.partial(_against, test, limit, None), f"{words} {limit}", known
+    # Texts may stand for values of another length.
+    written = any({"contentEncoding", "format"} & member.keys() for member in _members(schema))
+    sized = next((one for one in ("array", "object") if one in kinds), "string")
     known = kinds - {"null"} == {sized} and not written
     for attribute, test, words in (
         ("min_length", operator.ge, "of a length of at least"), ("max_length", operator.le, "of a length of at most"),
@@ -104,19 +102,19 @@ def _constraints(note: Any, schema: Schema, extra: Schema) -> Iterator[tuple[Che
         keyword = attribute[:3] + {"array": "Items", "object": "Properties", "string": "Length"}[sized]
         if sized != "string" or not written:
             extra[keyword] = limit
-        elif _encoded(schema):
+        elif any("contentEncoding" in member for member in _members(schema)):
             extra[keyword] = -(-limit // 3) * 4  # what so many bytes take as base64
-        yield (functools.partial(_against, test, limit, len), f"{words} {limit}"), known
+        yield functools.partial(_against, test, limit, len), f"{words} {limit}", known
     pattern = get("pattern")
     if isinstance(pattern, (str, re.Pattern)) and "string" in kinds:
         extra["pattern"] = pattern if isinstance(pattern, str) else pattern.pattern
-        yield (lambda value: re.search(pattern, value) is not None, "that matches its pattern"), True
+        yield lambda value: re.search(pattern, value) is not None, "that matches its pattern", True
     examples = get("examples")
     if isinstance(examples, (list, tuple)) and examples and is_json(list(examples)):
         extra["examples"] = list(examples)
     if _is(note, "annotated_types", "Predicate"):
         name = getattr(note.func, "__name__", "") or repr(note.func)
-        yield (note.func, f"for which {name} holds"), False
+        yield note.func, f"for which {name} holds", False
 
 
 def read(
@@ -125,27 +123,25 @@ def read(
     """(inner with what the notes say of the value, what they add to its schema).
     annotation is the whole, for pydantic."""
     extra: Schema = {}
-    told: list[Check] = []  # by the schema
-    untold: list[Check] = []
+    checks: list[Check] = []
     foreign: list[Any] = []
     for note in _flat(notes):
         if isinstance(note, str):
             extra.setdefault("description", note)
-        else:
-            checks = list(_constraints(note, inner.schema, extra))
-            if _foreign(note):
-                foreign.append(note)
-                continue
-            for check, known in checks:
-                (told if known else untold).append(check)
-            if _is(note, "annotated_types", "Timezone", "Unit"):
-                draft.warn(f"{where}: the constraint {_short(note)} is not checked")
+            continue
+        found = list(_constraints(note, inner.schema, extra))
+        if _foreign(note):
+            foreign.append(note)
+            continue
+        checks += found
+        if _is(note, "annotated_types", "Timezone", "Unit"):
+            draft.warn(f"{where}: the constraint {_short(note)} is not checked")
     if draft.results:
         return inner, extra
     if foreign:
         asked: Load | None = None
         if any(map(_before, foreign)):
-            whole = models.annotated(draft, annotation)
+            whole = models.adapted(draft, annotation)
             if whole is not None:
                 return whole, {key: one for key, one in extra.items() if key == "description"}
         else:
@@ -156,11 +152,10 @@ def read(
         else:
             for note in foreign:
                 draft.warn(f"{where}: the constraint {_short(note)} is not checked")
-    if untold:
+    if checks:  # also those of the schema: which member of a union has a value depends on them
         loose = typing.get_origin(annotation.__origin__) in models.UNIONS or not _kinds(inner.schema)
-        inner = inner.but(load=_held(inner, untold, loose), same=False)
-    if told:  # which member of a union has a value depends on what its schema says
-        inner = inner.but(load=_held(inner, told, True))
+        told = all(known for _, _, known in checks)
+        inner = inner.but(load=_held(inner, checks, loose), same=inner.same and told)
     return inner, extra
 
 
@@ -212,17 +207,17 @@ def _before(note: Any) -> bool:
 
 
 def _held(inner: Shape, checks: list[Check], loose: bool) -> Load:
-    """The loader of inner, and then the checks on what it has made. With loose, what
-    cannot be compared holds: of a union some members have such a bound."""
+    """The loader of inner, and then the checks on what it has made. With loose, and of what the schema says, a value
+    that cannot be compared holds: of a union some members have such a bound."""
     load = inner.load
 
     def held(value: JSON) -> Any:
         made = load(value)
-        for holds, words in checks:
+        for holds, words, known in checks:
             try:
                 fits = bool(holds(made))
             except (TypeError, ValueError):
-                fits = loose
+                fits = loose or known
             if not fits:
                 raise Mismatch(f"{inner.expected} {words}", describe(value))
         return made
@@ -246,8 +241,3 @@ def _multiple(value: Any, of: Any) -> bool:
 
 def _against(test: Callable[[Any, Any], Any], limit: Any, of: Callable[[Any], int] | None, value: Any) -> bool:
     return bool(test(of(value) if of else value, limit))
-
-
-def _written(schema: Schema) -> bool:
-    """Whether a text stands for something of another length."""
-    return bool({"contentEncoding", "format"} & schema.keys()) or any(map(_written, schema.get("anyOf", ())))

@@ -11,19 +11,15 @@ import inspect
 import sys
 import typing
 from collections import abc
+from collections.abc import Callable, Iterable
+from typing import Any
 
+from ..wire.frames import JSON
 from .containers import places
 from .docstring import parse as parse_docstring
-from .shapes import UNRESOLVED, Shape, dump_only, guard, inside
+from .draft import Draft, Namespace
+from .shapes import UNRESOLVED, Dump, Load, Schema, Shape, dump_only, guard, inside
 from .values import Mismatch, describe, member, needed, pointer
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
-
-    from ..wire.frames import JSON
-    from .draft import Draft, Namespace
-    from .shapes import Dump, Load, Schema
 
 _NONE: Any = inspect.Parameter.empty  # in place of a default
 
@@ -35,7 +31,7 @@ class _Record:
         self._draft = draft
         self._base = base
         self._where = where
-        _, self._texts = parse_docstring(inspect.getdoc(base) if base.__doc__ else "", attributes=True)
+        _, self._texts, _ = parse_docstring(inspect.getdoc(base) if base.__doc__ else "", attributes=True)
         # The class that annotates a field: its module has the names.
         self._owners = {name: owner for owner in reversed(base.__mro__) for name in _own_annotations(owner)}
         self._bindings = draft.bindings(base)

@@ -18,17 +18,21 @@ import pathlib
 import re
 import sys
 import typing
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from ..wire.frames import JSON
 from . import containers, models, notes, records, redaction
 from .binding import Parameter, Signature, shown
 from .docstring import parse as parse_docstring
-from .docstring import returned
-from .draft import Draft, hashable
+from .draft import Draft, Namespace, hashable
 from .shapes import (
     KEPT,
     MADE,
     SIMPLE,
     UNRESOLVED,
+    Dump,
+    Schema,
     Shape,
     carried,
     choice,
@@ -41,16 +45,8 @@ from .shapes import (
 )
 from .values import Mismatch, describe, encode
 
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import Any
-
-    from ..wire.frames import JSON
-    from .draft import Namespace
-    from .shapes import Dump, Schema
-
-
 _EMPTY = inspect.Parameter.empty
+_KINDS = "positional", "normal", "varargs", "keyword", "varkw"  # in the order of inspect
 _INLINE = 1000  # max characters of a schema that is repeated where it is used again
 
 
@@ -111,10 +107,13 @@ class Builder(Draft):
             self.warn(f"{where}: {_name(annotation)} cannot be described ({type(failure).__name__}: {failure}); "
                       "anything is accepted")
             return self.anything()
-        if found is not None:
-            return found
-        self.warn(f"{where}: {_name(annotation)} has no form in JSON; anything is accepted")
-        return self.anything()
+        if found is None:
+            self.warn(f"{where}: {_name(annotation)} has no form in JSON; anything is accepted")
+            return self.anything()
+        if not is_json(found.schema):  # of a class of the index or a library
+            self.warn(f"{where}: the schema of {_name(annotation)} is not JSON; anything is accepted")
+            return found.but(schema={})
+        return found
 
     def _forward(self, text: str, annotation: Any, where: str, namespace: Namespace) -> Shape | None:
         """The Shape of a text annotation. Inside itself, as in a recursive alias, it gets a name."""
@@ -208,7 +207,7 @@ class Builder(Draft):
         for parent in (bool, int, float, str, dict, list):
             if issubclass(base, parent) and base is not parent:
                 return self._subclass(base, parent, where, namespace)
-        return models.adapted(self, annotation)
+        return models.adapted(self, annotation) if hasattr(annotation, "__get_pydantic_core_schema__") else None
 
     def _inside(self, parameters: Sequence[Any], alias: Any, build: Callable[[], Shape], own: Any = None) -> Shape:
         """build(), with the arguments of alias for its type variables; own is the class that Self means in it."""
@@ -274,9 +273,7 @@ class Builder(Draft):
         members = list(base)
         if not members:
             raise TypeError("it has no members")
-        if all(carried(member.value) for member in members):
-            return choice([(member.value, member) for member in members], f"a value of {base.__name__}")
-        # A subclass of str or int is transferred by value, any other by name.
+        # Scalars, and subclasses of theirs, are transferred by value, others by name.
         plains = [plain(member.value) for member in members]
         if all(map(carried, plains)):
             return choice(zip(plains, members, strict=True), f"a value of {base.__name__}")
@@ -310,6 +307,8 @@ class Builder(Draft):
             made["$defs"] = {
                 name: {key: self._refer(one) for key, one in inner.items()} for name, inner in self.defs.items()
             }
+        if not is_json(made):  # it would break the whole index
+            raise TypeError("its schema is not JSON")
         return made
 
     def _refer(self, schema: JSON) -> JSON:
@@ -403,7 +402,7 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
     own = vars(function).get("__doc__") if type(function).__name__ == "partial" else function.__doc__
     documented = function if own or inspect.isfunction(function) or inspect.isclass(function) else inner
     doc = inspect.getdoc(documented) or ""
-    description, texts = parse_docstring(doc)
+    description, texts, about = parse_docstring(doc)
     properties: dict[str, Schema] = {}
     required: list[str] = []
     parameters: list[Parameter] = []
@@ -415,31 +414,22 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
             names.update(*(getattr(typing.get_origin(further) or further, f"__{which}_keys__", ())
                            for which in ("required", "optional")))
     for parameter in found.parameters.values():
-        kind = {
-            parameter.POSITIONAL_ONLY: "positional",
-            parameter.POSITIONAL_OR_KEYWORD: "normal",
-            parameter.KEYWORD_ONLY: "keyword",
-            parameter.VAR_POSITIONAL: "varargs",
-            parameter.VAR_KEYWORD: "varkw",
-        }[parameter.kind]
-        name = parameter.name
+        kind, name = _KINDS[parameter.kind], parameter.name
         annotation = builder.resolve(parameter.annotation, namespace, name)
         whole_of = containers.unpacked(annotation) if kind in ("varargs", "varkw") else None
         shape = builder.shape(parameter.annotation if whole_of is None else whole_of, name)
-        loader = None if shape.same else shape.load
         if kind == "varkw":
             if whole_of is not None:
-                fields = shape.schema
+                fields, kind = shape.schema, "unpack"
                 if "$ref" in fields:
                     fields = builder.defs[fields["$ref"].rpartition("/")[2]]
                 properties.update(fields.get("properties", {}))
                 required.extend(fields.get("required", ()))
-                parameters.append(Parameter(name, "unpack", False, loader))
-                continue
-            open_ended = shape.schema or True
-            if texts.get(name) and "description" not in shape.schema:
+            elif texts.get(name) and "description" not in shape.schema:
                 open_ended = {**shape.schema, "description": texts[name]}
-            parameters.append(Parameter(name, kind, False, loader))
+            else:
+                open_ended = shape.schema or True
+            parameters.append(Parameter(name, kind, False, None if shape.same else shape.load))
             continue
         if kind == "varargs" and whole_of is None:
             shape = containers.array(shape)
@@ -450,14 +440,14 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
         elif alias is not None and alias != name:
             builder.warn(f"{name}: the alias {alias!r} of its Field is not used; callers give {name}")
         extra: Schema = {}
-        if kind != "varargs" and default is not _EMPTY:
-            is_field, inner_default = models.field_default(default)
+        if default is not _EMPTY:
+            is_field, inner_default, filler = models.field_default(default)
             if is_field:
                 # Field(...) as a default: its constraints apply, and its value is the default, as the function itself
                 # would not accept it.
                 whole: Any = typing.Annotated[annotation if annotation is not _EMPTY else typing.Any, default]
                 shape, extra = notes.read(builder, shape, (default,), whole, name)
-                default, fill = inner_default, models.filler(default, inner_default)
+                default, fill = inner_default, filler
         needed = default is _EMPTY and kind != "varargs"
         shape = shape if default is _EMPTY else builder.nullable_for(default, shape)
         if "description" not in shape.schema and texts.get(own):
@@ -488,13 +478,11 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
             dump = shape.dump
             if shape.schema:
                 output = builder.settled(dict(shape.schema))
-                said = redaction.text(returned(doc))
+                said = redaction.text(about)
                 if said and "description" not in output:
                     output["description"] = said
     description, builder.warnings = redaction.text(description), [redaction.text(one) for one in builder.warnings]
-    made = Signature(description, schema, output, parameters, dump, builder.warnings, exact)
-    _keep_json(made)
-    return made
+    return Signature(description, schema, output, parameters, dump, builder.warnings, exact)
 
 
 def _taken(function: Callable[..., Any], found: inspect.Signature) -> inspect.Signature:
@@ -549,19 +537,3 @@ def _wraps_generator(function: Callable[..., Any]) -> bool:
     except ValueError:  # it wraps itself
         return False
     return inspect.isasyncgenfunction(inner) or inspect.isgeneratorfunction(inner)
-
-
-def _keep_json(made: Signature) -> None:
-    """Replaces a schema that is not JSON, which only a library or a class of the index can produce: it must not break
-    the whole index."""
-    properties = made.input_schema["properties"]
-    for name in [name for name, one in properties.items() if not is_json(one)]:
-        properties[name] = {}
-        made.warnings.append(f"{name}: its schema is not JSON; anything is accepted")
-    if not is_json(made.input_schema):
-        made.input_schema = {"type": "object", "properties": {name: {} for name in properties},
-                             "required": made.input_schema.get("required", []), "additionalProperties": True}
-        made.warnings.append("the schema of the arguments is not JSON; anything is accepted")
-    if not is_json(made.output_schema):
-        made.output_schema = None
-        made.warnings.append("the schema of the return value is not JSON; nothing is said of it")

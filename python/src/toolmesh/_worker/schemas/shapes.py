@@ -17,17 +17,15 @@ import operator
 import re
 import uuid
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from ..wire.frames import JSON
 from . import files, redaction
 from .values import Mismatch, describe, encode, sent
 
-if TYPE_CHECKING:
-    from ..wire.frames import JSON
-
-    Schema: TypeAlias = dict[str, JSON]
-    Load: TypeAlias = Callable[[JSON], Any]  # raises Mismatch
-    Dump: TypeAlias = Callable[[Any], Any]
+Schema: TypeAlias = dict[str, JSON]
+Load: TypeAlias = Callable[[JSON], Any]  # raises Mismatch
+Dump: TypeAlias = Callable[[Any], Any]
 
 _EXACT = 1 << 53  # below it each integer has a double of its own
 

@@ -7,13 +7,11 @@ import functools
 import os
 import typing
 import warnings
+from collections.abc import Iterable, Sequence
 
 from . import docstring
 
-if typing.TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    Function: typing.TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+Function: typing.TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 LARGEST_FILE, LARGEST_TEXT = 2 << 20, 1 << 18  # bytes; characters of one description
 

@@ -23,12 +23,10 @@ import sys
 import uuid
 from collections import abc
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..wire.frames import JSON
 from . import files
-
-if TYPE_CHECKING:
-    from ..wire.frames import JSON
 
 _BUILT_IN, _SLOT = type(dict[str, int]().items), type(list.__iter__)  # types of methods written in C
 _SCALARS = frozenset((str, int, float, bool, type(None)))
@@ -475,7 +473,7 @@ def _member(path: str, key: object) -> str:
 
 def no_constant(name: str) -> Any:
     """Refuses NaN and infinities as numbers."""
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 _text = json.JSONEncoder(ensure_ascii=False).encode  # bound now: a tool may replace functions of json

@@ -95,15 +95,17 @@ def _set_locale() -> None:
 def _check(folders: list[str], modules: set[str]) -> None:
     """Raises Unfit if one of these modules would be another one, as these folders come before the standard
     library's."""
+    from importlib.machinery import PathFinder
+
     for folder in folders:
         try:
-            names = os.listdir(folder)
+            names = {name.partition(".")[0] for name in os.listdir(folder)}
         except OSError:
             continue
-        for name in names:
-            stem = name.partition(".")[0]
-            if stem in modules and _importable(folder, name, stem):
-                raise Unfit(f"{os.path.join(folder, name)} stands for a module that is loaded already")
+        for name in names & modules:
+            found = PathFinder.find_spec(name, [folder])
+            if found is not None and found.origin is not None:  # a folder that is no package has none
+                raise Unfit(f"{found.origin} stands for a module that is loaded already")
 
 
 def _check_finders(before: list[Any]) -> None:
@@ -123,17 +125,6 @@ def _check_finders(before: list[Any]) -> None:
 def loaded() -> set[str]:
     """The loaded modules, packages by their first names."""
     return {name.partition(".")[0] for name in sys.modules} - {"__main__"}
-
-
-def _importable(path: str, name: str, stem: str) -> bool:
-    """Whether a file with this name is a module, or a folder a package."""
-    if name != stem:
-        return name.endswith((".py", ".pyc", ".so", ".pyd"))
-    folder = os.path.join(path, name)
-    try:
-        return any(one.startswith("__init__.") for one in os.listdir(folder))
-    except OSError:
-        return False
 
 
 def warm_up() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 
 from ..sandbox import levels
 from ..state import forking
@@ -19,7 +20,6 @@ from . import adopting, zygote
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import NoReturn
 
     from ..wire.frames import JSON

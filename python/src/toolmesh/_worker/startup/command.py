@@ -13,10 +13,11 @@ is left.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 
 from ..sandbox import levels
-from ..state import orphans, turns
+from ..state import limits, orphans, turns
 from . import root
 from .root import CONTROL, LIFELINE
 
@@ -75,7 +76,7 @@ class _Request:
 
 def _request() -> _Request | None:
     """The agent's message; None if the agent has ended."""
-    data = b""
+    data = bytearray()
     need = 4
     while len(data) < need:
         more = os.read(CONTROL, 1 << 20)
@@ -84,7 +85,7 @@ def _request() -> _Request | None:
         data += more
         if len(data) >= 4:
             need = 4 + int.from_bytes(data[:4], "little")
-    return _Request(data[4:need].split(b"\0")[:-1], data[need:])
+    return _Request(bytes(data[4:need]).split(b"\0")[:-1], bytes(data[need:]))
 
 
 def _become(request: _Request, mode: str, trouble: int) -> NoReturn:
@@ -102,27 +103,15 @@ def _become(request: _Request, mode: str, trouble: int) -> NoReturn:
         except levels.Refused as failure:
             os.write(trouble, b"refused " + str(failure).encode()[:300])
             os._exit(127)
-        _bound(request)
+        limits.bound(resource.RLIMIT_NOFILE, request.files and request.files + 3)  # the standard ones in addition
+        limits.bound(resource.RLIMIT_DATA, request.memory)
+        limits.bound(resource.RLIMIT_FSIZE, request.size)
+        limits.bound(resource.RLIMIT_NPROC, request.processes)
         os.execvpe(request.argv[0], request.argv, request.env)
     except OSError as failure:
         os.write(trouble, b"exec %d" % (failure.errno or 0))
     finally:
         os._exit(127)
-
-
-def _bound(request: _Request) -> None:
-    import resource
-
-    for kind, most in (
-        (resource.RLIMIT_NOFILE, request.files and request.files + 3),  # the standard ones in addition
-        (resource.RLIMIT_DATA, request.memory),
-        (resource.RLIMIT_FSIZE, request.size),
-        (resource.RLIMIT_NPROC, request.processes),
-    ):
-        if most:
-            hard = resource.getrlimit(kind)[1]
-            bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(kind, (bound, bound))
 
 
 class _Agent:

@@ -6,16 +6,12 @@ import importlib
 import inspect
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from ..calls import failures
-from ..schemas import binding, schema
-
-TYPE_CHECKING = False  # as typing has it, without importing typing
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from ..schemas.binding import Tool
+from ..schemas import schema
+from ..schemas.binding import Tool
 
 
 def load_module(module: str) -> tuple[str, str] | None:
@@ -59,7 +55,7 @@ def load_tool(name: str, module: str, attribute: str) -> tuple[Tool | None, str,
     if not callable(function):
         return None, f"{name} is of type {type(found).__name__}, not a function", ""
     try:
-        return binding.Tool(name, function, schema.kind_of(function), schema.signature(function)), "", ""
+        return Tool(name, function, schema.kind_of(function), schema.signature(function)), "", ""
     except BaseException as failure:  # noqa: B036 - one tool must not take the others along
         return None, *failures.unreadable(failure, f"{name} cannot be described")
 

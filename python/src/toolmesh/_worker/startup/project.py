@@ -10,10 +10,7 @@ import importlib.metadata
 import os
 import pathlib
 import re
-
-TYPE_CHECKING = False  # as typing has it, without importing typing
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 # Python 3.10 has no TOML parser. A line begins a table, or has one of its texts.
 _LINE = re.compile(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from select import POLLIN, poll
 
 from ..sandbox import levels
@@ -11,7 +12,6 @@ from ..state import orphans
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import NoReturn
 
 CONTROL = 3  # socket to the agent

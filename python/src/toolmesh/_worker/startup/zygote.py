@@ -14,9 +14,11 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # has no stubs
 import fcntl
 import os
+import resource
 import signal
 import struct
 import sys
+from collections.abc import Callable
 from select import POLLIN, poll
 
 from ..sandbox import levels
@@ -26,7 +28,6 @@ from . import adopting, root
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
     from typing import Any, NoReturn
 
@@ -111,7 +112,8 @@ class Zygote:
             sys.stderr.flush()
             os._exit(71)
         levels.become_subreaper()
-        limits.processes(setup.get("processes", 0))  # before any code of the index runs
+        # Of all processes of the index's user, before any code of the index runs.
+        limits.bound(resource.RLIMIT_NPROC, setup.get("processes", 0))
         self._send(frames.CONFINED, {"notes": notes})
         if not adopts:
             self._become_own()
@@ -179,14 +181,14 @@ class Zygote:
 
     def _read(self, size: int) -> bytes:
         """Reads exactly that much: the rest may be for the interpreter that this process becomes."""
-        data = b""
+        data = bytearray()
         while len(data) < size:
             more, ancillary, _, _ = self._socket.recvmsg(size - len(data), *self._room)
             self._fds += descriptors(ancillary)
             if not more:
                 os._exit(0)  # the agent closed the index
             data += more
-        return data
+        return bytes(data)
 
     def _prepare(self) -> None:
         """Does the work that is the same for every index, before any of its code runs."""

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-
-TYPE_CHECKING = False  # as typing has it, without importing typing
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 # Modules whose state does not survive a fork, and what breaks. Importing them is enough: they start threads, open
 # devices or take locks on their own, at unknown times. A name includes all modules below it.

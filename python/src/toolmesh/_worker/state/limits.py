@@ -59,13 +59,12 @@ def inherit(files: int = 0, most: int = 0) -> None:
         _limit_files(files, most + ROOM, used)
 
 
-def processes(most: int) -> None:
-    """Limits all processes and threads of this process's user, which is the index's own."""
+def bound(kind: int, most: int) -> None:
+    """Limits a resource of the system, unless most is 0 or the limit is lower."""
     if most:
-        hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-        if hard != resource.RLIM_INFINITY:
-            most = min(most, hard)
-        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
 
 
 def exceeded() -> bool:

@@ -10,11 +10,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Collection, Iterator
 from os import WNOHANG, waitpid
-
-TYPE_CHECKING = False  # as typing has it, without importing typing
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 SHORTEST = 50e-6  # seconds in which no call can start a process: that takes several times as long
 PERIOD = 10e-3  # seconds after which to check all the same: a thread may have started one

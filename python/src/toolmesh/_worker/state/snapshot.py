@@ -18,10 +18,10 @@ import resource
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 SPENT = 75  # exit status of a worker that ends because something cannot be put back; the Go side says the same

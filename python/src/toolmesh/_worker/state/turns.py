@@ -9,10 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-
-TYPE_CHECKING = False  # as typing has it, without importing typing
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 PAGE_UNTIL = 5  # of the control page: when the worker must have stopped, by clock; 0: never
 PERIOD = 250  # milliseconds between checks: an end is seconds ahead when it is set

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any, TypeAlias
 
     JSON: TypeAlias = Any  # None, bool, int, float, str, list[JSON] or dict[str, JSON]
     Frame: TypeAlias = tuple[int, int, int, int, bytes]  # type, flags, slot, call id, body
+else:
+    JSON = Frame = object
 
 VERSION = 5  # of the protocol between the agent and its processes; each change increments it
 HEADER = struct.Struct("<IBBHQ")
@@ -94,71 +96,60 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 class Reader:
-    """Splits a byte stream into frames. One reader, one thread."""
+    """Splits a byte stream into frames. One thread at a time.
 
-    __slots__ = ("fd", "_buffer", "_chunks")
+    A tool's own signal handlers may raise anywhere in it: the call that reads bytes keeps them, and a frame stays until
+    it is passed on. So no handler can desynchronise the stream.
+    """
+
+    __slots__ = ("fd", "_chunks", "_need")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._buffer = b""
-        self._chunks: list[bytes] = []  # of take: bytes read after the buffer
+        self._chunks: list[bytes] = []  # what was read and not passed on
+        self._need = HEADER_SIZE  # bytes of the next frame, as far as known
+
+    def read(self, least: int = 1 << 16) -> bool:
+        """Reads once, at most least bytes or what the next frame lacks; False at the end."""
+        missing = self._need - sum(map(len, self._chunks))
+        self._chunks.extend(map(os.read, (self.fd,), (max(least, min(missing, 1 << 20)),)))
+        return self._chunks[-1] != b""
+
+    def give(self, to: Callable[[Frame], None]) -> bool:
+        """Passes the next frame on, if it was read."""
+        chunks = self._chunks
+        if sum(map(len, chunks)) < self._need:
+            return False
+        if len(chunks) > 1:
+            chunks[:] = [b"".join(chunks)]
+        data = chunks[0]
+        length, kind, flags, slot, call = HEADER.unpack_from(data)
+        end = HEADER_SIZE + length
+        if len(data) < end:
+            self._need = end
+            return False
+        self._need = HEADER_SIZE
+        to((kind, flags, slot, call, data[HEADER_SIZE:end]))
+        chunks[:] = [data[end:]] if len(data) > end else []
+        return True
+
+    def take(self, to: Callable[[Frame], None]) -> bool:
+        """Waits for the next frame and passes it on; False at the end."""
+        while not self.give(to):
+            if not self.read():
+                return False
+        return True
 
     def next(self) -> Frame | None:
-        """The next frame as (type, flags, slot, id, body), or None at the end.
-
-        Never interrupted by an exception of our signal handlers: none raises while no tool runs.
-        """
-        buffer = self._buffer
-        while len(buffer) < HEADER_SIZE:
-            data = os.read(self.fd, 65536)
-            if not data:
-                return None
-            buffer = buffer + data if buffer else data
-        length, kind, flags, slot, call = HEADER.unpack_from(buffer)
-        end = HEADER_SIZE + length
-        have = len(buffer)
-        if have == end:
-            self._buffer = b""
-            return kind, flags, slot, call, buffer[HEADER_SIZE:]
-        if have < end:
-            parts = [buffer]
-            while have < end:
-                data = os.read(self.fd, max(65536, min(end - have, 1 << 20)))
-                if not data:
-                    return None
-                parts.append(data)
-                have += len(data)
-            buffer = b"".join(parts)
-        self._buffer = buffer[end:]
-        return kind, flags, slot, call, buffer[HEADER_SIZE:end]
-
-    def take(self, give: Callable[[Frame], None]) -> bool:
-        """Reads until there is a frame and passes it to give; False at the end.
-
-        For reads while a tool's code is on the stack, whose own signal handlers may raise anywhere: the call that reads
-        bytes keeps them, and a frame stays until it is passed on. So no handler can desynchronise the stream.
-        """
-        need = HEADER_SIZE
-        while True:
-            have = len(self._buffer) + sum(map(len, self._chunks))
-            if have >= need:
-                self.settle()
-                length, kind, flags, slot, call = HEADER.unpack_from(self._buffer)
-                need = end = HEADER_SIZE + length
-                if have >= end:
-                    give((kind, flags, slot, call, self._buffer[HEADER_SIZE:end]))
-                    self._buffer = self._buffer[end:]
-                    return True
-            # In one step of the interpreter: read, and keep the bytes.
-            self._chunks.extend(map(os.read, (self.fd,), (max(65536, min(need - have, 1 << 20)),)))
-            if not self._chunks[-1]:
-                return False
-
-    def settle(self) -> None:
-        """Moves the unconsumed bytes of take to the beginning of next's buffer."""
-        if self._chunks:
-            # Two stores without a call between them: no handler runs there.
-            self._buffer, self._chunks = b"".join((self._buffer, *self._chunks)), []
+        """The next frame as (type, flags, slot, id, body), or None at the end. No tool's code runs meanwhile."""
+        if not self._chunks:
+            data = os.read(self.fd, 1 << 16)
+            if int.from_bytes(data[:4], "little") == len(data) - HEADER_SIZE:  # most calls are one frame at a time
+                _, kind, flags, slot, call = HEADER.unpack_from(data)
+                return kind, flags, slot, call, data[HEADER_SIZE:]
+            self._chunks.append(data)
+        found: list[Frame] = []
+        return found[0] if self.take(found.append) else None
 
 
 class FrameError(Exception):

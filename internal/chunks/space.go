@@ -16,9 +16,9 @@ const (
 	spare = 10
 )
 
-// Room is the free space of a stream, of which a part is kept for running calls. Its method may
+// Space is the free space of a stream, of which a part is kept for running calls. Its method may
 // be called concurrently.
-type Room struct {
+type Space struct {
 	bus    *bus.Bus
 	stream string
 
@@ -27,15 +27,15 @@ type Room struct {
 	used, size int64         // bytes
 }
 
-// NewRoom returns the room of a stream behind b.
-func NewRoom(b *bus.Bus, stream string) *Room {
-	return &Room{bus: b, stream: stream, asking: make(chan struct{}, 1)}
+// NewSpace returns the space of a stream behind b.
+func NewSpace(b *bus.Bus, stream string) *Space {
+	return &Space{bus: b, stream: stream, asking: make(chan struct{}, 1)}
 }
 
 // Left returns the free bytes beyond those that are kept for running calls, and the max size of
 // the stream, 0 for no bound or no answer. It asks the store at most once a second, and waits
 // for the answer until ctx ends.
-func (r *Room) Left(ctx context.Context) (left, size int64) {
+func (r *Space) Left(ctx context.Context) (left, size int64) {
 	select {
 	case r.asking <- struct{}{}:
 	case <-ctx.Done():
@@ -50,7 +50,7 @@ func (r *Room) Left(ctx context.Context) (left, size int64) {
 }
 
 // ask asks the store. Without an answer the last one stays.
-func (r *Room) ask(ctx context.Context) {
+func (r *Space) ask(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWait)
 	defer cancel()
 	stream, err := r.bus.JetStream().Stream(ctx, r.stream)
