@@ -15,6 +15,9 @@ FUZZTIME ?= 60s
 # With -trimpath every clone of this machine shares one build cache.
 export GOFLAGS := -buildvcs=false -trimpath $(filter-out -buildvcs% -trimpath,$(GOFLAGS))
 
+# Some containers set it. Tests start hundreds of Pythons, each of which would compile its modules again: a second and more.
+unexport PYTHONDONTWRITEBYTECODE
+
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT  := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 LDFLAGS := -X main.version=$(VERSION) -X main.commit=$(COMMIT)
@@ -37,7 +40,7 @@ help: ## this list
 build: ## the binaries, into bin/
 	@mkdir -p bin
 	@for b in $(BINARIES); do echo "build bin/$$b"; $(GO) build -ldflags '$(LDFLAGS)' -o bin/$$b.new ./cmd/$$b; \
-	 if cmp -s bin/$$b.new bin/$$b; then rm bin/$$b.new; else mv bin/$$b.new bin/$$b; fi; done
+	 if cmp -s bin/$$b.new bin/$$b; then rm bin/$$b.new; else rm -rf bin/worker; mv bin/$$b.new bin/$$b; fi; done
 
 demo: build ## a whole mesh on this machine: install, call, stream, clean up
 	@bin/mesh demo
@@ -85,7 +88,7 @@ FRAMEWORKS ?= $(VENV)/frameworks
 
 test-frameworks: build $(VENV)/frameworks.stamp $(VENV)/suites.stamp ## DSPy, LangChain and others, the real packages, on a mesh; LangChain's own tests and those of stores
 	@suite="$(FRAMEWORKS)/bin/python -m pytest -q -rs -o cache_dir=$(CURDIR)/$(VENV)/pytest -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function --timeout 120"; \
-	 export MESH_E2E_BIN=$(CURDIR)/bin/mesh; $$suite e2e/python/frameworks || $$suite $(AGAIN) e2e/python/frameworks
+	 export MESH_E2E_BIN=$(CURDIR)/bin/mesh MESH_TEST_BIN=$(CURDIR)/bin; $$suite e2e/python/frameworks || $$suite $(AGAIN) e2e/python/frameworks
 	@cd python && LITELLM_LOCAL_MODEL_COST_MAP=True $(abspath $(FRAMEWORKS))/bin/python -m pytest -q -p no:asyncio --timeout 120 tests/test_api.py
 
 # What others have made for MCP, apart from everything else. CI must have it; elsewhere what needs it is skipped.

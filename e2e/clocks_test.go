@@ -104,7 +104,7 @@ var wrongBinaries = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	binaries := filepath.Join(dir, "bin")
-	return binaries, build(binaries, "-overlay", file)
+	return binaries, run("go", "build", "-C", root, "-buildvcs=false", "-overlay", file, "-o", binaries+string(filepath.Separator), "./cmd/mesh", "./cmd/mesh-agent", "./cmd/mesh-router")
 })
 
 // withClock is the user on a machine with a wrong clock.

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	shared, bin = dir, filepath.Join(dir, "bin")
-	if err := build(bin); err != nil {
+	if err := meshtest.Programs(bin, "mesh", "mesh-agent", "mesh-router"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		_ = os.RemoveAll(dir)
 		os.Exit(1)
@@ -45,20 +45,6 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(status)
 	}))
-}
-
-// build makes the binaries as make build does, in a folder.
-func build(dir string, flags ...string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	args := append([]string{"build", "-buildvcs=false", "-ldflags", "-s -w -X main.version=1.2.3-e2e -X main.commit=0123abc", "-o", dir}, flags...)
-	cmd := exec.Command("go", append(args, "./cmd/mesh", "./cmd/mesh-agent", "./cmd/mesh-router")...)
-	cmd.Dir = root
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build the binaries: %w\n%s", err, out)
-	}
-	return nil
 }
 
 // needsPackages skips a test where packages cannot be had, except in CI.

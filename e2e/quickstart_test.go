@@ -261,12 +261,9 @@ func TestJSON(t *testing.T) {
 
 	nodes := keys("nodes", u.mesh(t, 0, "nodes", "--json").stdout, "nodes")
 	one := keys("a node", element(nodes, "nodes"), "id", "boot", "version", "state", "labels", "slots", "in_flight", "queued", "waiting", "calls", "errors", "relayed", "indexes", "sandbox", "limits", "users", "reasons")
-	if one["version"] != "1.2.3-e2e" || one["state"] != "serving" {
-		t.Errorf("the node is %v", one)
-	}
 	version := keys("version", u.mesh(t, 0, "version", "--json").stdout, "version", "commit", "proto", "nats_server")
-	if version["version"] != "1.2.3-e2e" || version["commit"] != "0123abc" {
-		t.Errorf("version prints %v", version)
+	if one["version"] != version["version"] || version["version"] == "" || one["state"] != "serving" {
+		t.Errorf("the node is %v, and version prints %v", one, version)
 	}
 	keys("indexes", u.mesh(t, 0, "indexes", "--json").stdout, "indexes")
 	var session struct{ ID string }

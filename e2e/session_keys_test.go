@@ -18,7 +18,12 @@ func TestSessionKeysWithOtherLibraries(t *testing.T) {
 	owner := newUser(t)
 	config := owner.mesh(t, 0, "auth", "template", "--nats-conf").stdout
 	keys := filepath.Join(owner.home, "data", "toolmesh", "keys")
-	s := meshtest.Broker(t, meshtest.Config(config))
+	// A program of a busy machine may take longer to send its key than servers wait by default.
+	patient := strings.Replace(config, "authorization: {", "authorization: { timeout: 60", 1)
+	if patient == config {
+		t.Fatalf("no authorization to be changed in %s", config)
+	}
+	s := meshtest.Broker(t, meshtest.Config(patient))
 	owner.env = append(owner.env, "MESH_NATS_URL="+s.URL)
 	agent := *owner
 	agent.env = append(owner.env[:len(owner.env):len(owner.env)], "MESH_NATS_NKEY="+filepath.Join(keys, "node.nk"), "MESH_AUTH_ISSUER="+filepath.Join(keys, "issuer.nk"))

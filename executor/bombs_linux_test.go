@@ -86,7 +86,7 @@ func peakOf(folder string, f func()) int {
 	over, peak := make(chan struct{}), make(chan int)
 	go func() {
 		most, last := 0, 0
-		look := time.NewTicker(100 * time.Millisecond) // a count reads all of /proc, and processes that are too many stay
+		look := time.NewTicker(20 * time.Millisecond) // a count reads all of /proc
 		defer look.Stop()
 		for {
 			now := tasksIn(folder) - before
@@ -114,7 +114,8 @@ func TestForkBombsWithoutDeclaredLimitsEnd(t *testing.T) {
 			if guard == "watchdog" && !meshtest.Soak() && sharedExecutor(t).MemoryGuard() != "watchdog" {
 				t.Skip("here there are control groups: make soak")
 			}
-			x := newExecutor(t, func(o *executor.Options) { o.Watched(guard == "watchdog") })
+			// A quarter of the default, which takes a quarter of the processor time.
+			x := newExecutor(t, func(o *executor.Options) { o.Watched(guard == "watchdog").Limits.Pids = 64 })
 			if guard == "groups" && x.MemoryGuard() == "watchdog" {
 				t.Skip("no control groups can be made here")
 			}

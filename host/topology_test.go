@@ -20,8 +20,10 @@ func TestPlainClientInEveryTopology(t *testing.T) {
 	t.Parallel()
 	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
 		d := newDesk()
-		h := d.serve(t, top.ServeOn(t, 0), &host.Options{Node: "desk-1"})
+		serving := top.ServeOn(t, 0)
+		h := d.serve(t, serving, &host.Options{Node: "desk-1"})
 		r := &rig{desk: d, t: t, h: h, nc: top.Call(t), session: top.Session}
+		top.Known(t, serving, r.nc)
 		meshtest.Until(t, "the tool is served", func() bool {
 			_, err := r.nc.Request(r.within("tools.default.desk.note"), []byte(`{"key":"warm"}`), time.Second)
 			return err == nil

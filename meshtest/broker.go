@@ -168,9 +168,9 @@ func connect(t testing.TB, url string, options []nats.Option) *nats.Conn {
 	return nc
 }
 
-// freePorts returns loopback addresses that were free a moment ago. Their ports are below those
+// FreePorts returns loopback addresses that were free a moment ago. Their ports are below those
 // that systems assign to connections, of which other tests make thousands meanwhile.
-func freePorts(t testing.TB, n int) []string {
+func FreePorts(t testing.TB, n int) []string {
 	t.Helper()
 	addresses := make([]string, n)
 	for i := range addresses {

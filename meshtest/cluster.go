@@ -13,7 +13,7 @@ import (
 // of them. Use 2 to test routes between servers, 3 for three copies of a stream.
 func Cluster(t testing.TB, n int, options ...Option) []*Server {
 	t.Helper()
-	routes := freePorts(t, n)
+	routes := FreePorts(t, n)
 	servers := make([]*Server, n)
 	for i := range servers {
 		s := newServer(t, append(options, Config(fmt.Sprintf("cluster { name: test, listen: %q, routes: [nats://%s] }",

@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -49,6 +50,22 @@ func (top *Topology) Call(t testing.TB, options ...nats.Option) *nats.Conn {
 func (top *Topology) CallOn(t testing.TB, i int, options ...nats.Option) *nats.Conn {
 	t.Helper()
 	return top.call(t, i%len(top.Brokers), options)
+}
+
+// Known returns when the servers of a cluster know all that one connection has subscribed to so far,
+// at the server of another: servers tell each other of subscriptions in their order, but later.
+func (top *Topology) Known(t testing.TB, subscriber, at *nats.Conn) {
+	t.Helper()
+	if len(top.Brokers) == 1 {
+		return
+	}
+	last, err := subscriber.Subscribe(nats.NewInbox(), func(m *nats.Msg) { _ = m.Respond(nil) })
+	must(t, err, "subscribe")
+	defer func() { _ = last.Unsubscribe() }()
+	Until(t, "the servers know the subscriptions", func() bool {
+		_, err := at.Request(last.Subject, nil, time.Second)
+		return err == nil
+	})
 }
 
 // Topologies runs a test on each topology: one broker, two accounts and a cluster of

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import HERE, Started
+from conftest import HERE, Started, warm
 from hosting import name, until
 
 import toolmesh
@@ -35,6 +35,7 @@ class Pair:
         """Starts the second node if it does not run, and waits until it serves a tool."""
         folder = self.mesh.folder
         if self.agent is None or self.agent.poll() is not None:
+            warm(folder / "agent")
             with (folder / "agent.log").open("ab") as log:
                 self.agent = subprocess.Popen(
                     [os.environ["MESH_E2E_AGENT"], "-s", self.mesh.url, "--data-dir", str(folder / "agent"), "--node",

@@ -39,7 +39,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
 def nothing_yet(home: pathlib.Path, path: str = "") -> dict[str, str]:
     """The environment of a user who has nothing yet but what is in these folders of the PATH."""
     named = {name: value for name, value in os.environ.items()
-             if not name.startswith(("MESH_", "NATS_", "TOOLMESH_", "PYTHONPATH", "XDG_"))}
+             if not name.startswith(("MESH_", "NATS_", "TOOLMESH_", "PYTHON", "XDG_"))}
     return {**named, "HOME": str(home), "PATH": f"{path}:/usr/bin:/bin"}
 
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -22,15 +21,7 @@ import (
 // its replicas answer, and lag.
 func lagging(t *testing.T) (servers []*meshtest.Server, routes []*meshtest.Proxy) {
 	t.Helper()
-	ports := make([]string, 3)
-	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		ports[i] = l.Addr().String()
-		_ = l.Close()
-	}
+	ports := meshtest.FreePorts(t, 3)
 	for _, port := range ports[:2] {
 		routes = append(routes, meshtest.NewProxy(t, &meshtest.Server{URL: "nats://" + port}))
 	}
