@@ -46,6 +46,22 @@ asyncio.run(own(main()))
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_mesh_that_is_dropped_as_its_loop_ends_closes(rich: Started) -> None:
+    """However far it has come until then: it takes ten turns of the loop."""
+    done = run(rich.url, """
+async def main(turns):
+    mesh = AsyncMesh(url)
+    assert await mesh.call(*size) == 4
+    del mesh
+    for _ in range(turns):
+        await asyncio.sleep(0)
+for turns in range(12):
+    asyncio.run(own(main(turns)))
+    gc.collect()
+""", "-X", "dev", "-W", "error")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_mesh_keeps_no_loop_that_has_ended(rich: Started) -> None:
     done = run(rich.url, """
 mesh = AsyncMesh(url)

@@ -39,6 +39,14 @@ class Broker(Client):
             info["tls_required"] = self.secured = True
         await super()._process_info(info, initial_connection)
 
+    async def close(self) -> None:
+        """nats-py's, which leaves the socket open if it is cancelled."""
+        try:
+            await super().close()
+        finally:
+            if (transport := getattr(self, "_transport", None)) is not None:
+                transport.close()
+
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         if headers and headers.startswith(_LINE):
             try:

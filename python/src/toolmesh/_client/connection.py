@@ -200,17 +200,19 @@ class Connection:
         self.closed = True
         for one in list(self.pending.values()):
             one.fail(errors.error("unavailable", "the mesh was closed while the call ran", origin="caller"))
-        for _ in range(3):
-            await asyncio.sleep(0)  # cancels of pending calls are written, and sent below
-        nc, self._nc = self._nc, None
-        if self._alarm is not None:
-            self._alarm.cancel()
-        others = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        if nc is not None and not nc.is_closed:
-            await nc.close()
-        await asyncio.gather(*others, return_exceptions=True)
+        try:
+            for _ in range(3):
+                await asyncio.sleep(0)  # cancels of pending calls are written, and sent below
+        finally:  # a loop that ends cancels this task, too
+            nc, self._nc = self._nc, None
+            if self._alarm is not None:
+                self._alarm.cancel()
+            others = [task for task in self._tasks if task is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            if nc is not None and not nc.is_closed:
+                await nc.close()
+            await asyncio.gather(*others, return_exceptions=True)
 
     async def _failed(self, failure: Exception) -> None:
         self._last_error = failure
