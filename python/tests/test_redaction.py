@@ -42,6 +42,7 @@ def test_text_around_a_secret_stays() -> None:
 
 def test_a_text_is_redacted_as_by_the_whole_pattern() -> None:
     forms = json.loads(FORMS.read_text())["forms"]["texts"]
+    assert redaction._pattern is not None
     draw = random.Random(5)
     for _ in range(2000):
         said = "".join(draw.choice([*forms, SHORT, "a", "/", " ", "é", draw.choice(forms)[1:]]) for _ in range(6))
