@@ -2,12 +2,10 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"time"
 
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -65,6 +63,6 @@ func (a *Agent) sessionEnded(ctx context.Context, view *registry.View, bound exe
 	}
 	ctx, cancel := context.WithTimeout(ctx, sessionCheck)
 	defer cancel()
-	now, err := a.member.Store.SessionNow(ctx, id)
-	return errors.Is(err, store.ErrNoKey) || err == nil && now.Epoch != bound.Epoch
+	now, err := a.member.Store.Epoch(ctx, id)
+	return err == nil && now != bound.Epoch
 }

@@ -187,14 +187,12 @@ func ended(ctx context.Context, started toolmesh.Started) error {
 	if err == nil {
 		err = context.DeadlineExceeded // in this instant
 	}
-	var e *toolmesh.Error
-	if errors.As(err, &e) {
-		if e.Started == toolmesh.StartedNo { // its cause does not know that the call was sent
-			e = e.WithStarted(started)
-		}
-		return e
-	}
+	e, ok := errors.AsType[*toolmesh.Error](err)
 	switch {
+	case ok && e.Started == toolmesh.StartedNo: // its cause does not know that the call was sent
+		return e.WithStarted(started)
+	case ok:
+		return e
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(ctx.Err(), context.DeadlineExceeded):
 		e = toolmesh.AsError(context.DeadlineExceeded)
 	case errors.Is(err, context.Canceled):
@@ -206,8 +204,7 @@ func ended(ctx context.Context, started toolmesh.Started) error {
 }
 
 func asCall(ctx context.Context, err error) error {
-	var e *toolmesh.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*toolmesh.Error](err); ok {
 		return e
 	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {

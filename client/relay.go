@@ -85,7 +85,7 @@ func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.No
 		n.Outstanding.Add(1)
 		err := send(target{id: req.Tool, node: n.Peer, seat: n, choice: true})
 		n.Outstanding.Add(-1)
-		if f := (final{}); errors.As(err, &f) {
+		if f, ok := errors.AsType[final](err); ok {
 			return f.err
 		}
 		if err == nil || !notThere(err) || to.Node != "" && !errors.Is(err, errNoResponders) {

@@ -82,8 +82,7 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 		if err == nil {
 			return nil
 		}
-		var f final
-		if errors.As(err, &f) {
+		if f, ok := errors.AsType[final](err); ok {
 			return f.err
 		}
 		e := toolmesh.AsError(err)

@@ -2,8 +2,8 @@ package host
 
 import "sync"
 
-// background runs work that must not delay a NATS callback, in goroutines that the host waits for
-// when it stops.
+// background are goroutines that the host waits for when it stops: of work that must not delay a
+// NATS callback, among others.
 type background struct {
 	wg sync.WaitGroup
 

@@ -74,8 +74,7 @@ func (h function) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 // begun corrects the error of a function that passes on that of a call it made:
 // that one may not have started, but the function has.
 func begun(err error) error {
-	var e *toolmesh.Error
-	if errors.As(err, &e) && e.Started != toolmesh.StartedYes {
+	if e, ok := errors.AsType[*toolmesh.Error](err); ok && e.Started != toolmesh.StartedYes {
 		return e.WithStarted(toolmesh.StartedYes)
 	}
 	return err

@@ -81,11 +81,11 @@ func (t *laned) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 	mine.Lane, mine.lanes = turn, strings.TrimPrefix(call.lanes+","+turn.ID(), ",")
 	lineage := mine.below()
 	err := t.Handler.ServeTool(&turnContext{ctx, above, &lineage, turn}, &mine, sink)
-	var lost, known *toolmesh.Error
-	if err == nil || !errors.As(context.Cause(ctx), &lost) || lost.Details["reason"] != grants.ReasonLost {
+	lost, ok := errors.AsType[*toolmesh.Error](context.Cause(ctx))
+	if err == nil || !ok || lost.Details["reason"] != grants.ReasonLost {
 		return err
 	}
-	if errors.As(err, &known) && known.Started == toolmesh.StartedNo {
+	if known, ok := errors.AsType[*toolmesh.Error](err); ok && known.Started == toolmesh.StartedNo {
 		lost = lost.WithStarted(toolmesh.StartedNo)
 	}
 	return lost

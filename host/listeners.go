@@ -1,7 +1,6 @@
 package host
 
 import (
-	"sync"
 	"sync/atomic"
 
 	"github.com/nats-io/nats.go"
@@ -22,14 +21,11 @@ const (
 // goroutines, which would cost more than all else that the host does for it,
 // and its goroutine's stack has grown already.
 type listeners struct {
+	background
 	requests chan *nats.Msg
 	handle   func(*nats.Msg)
 	quit     chan struct{}
 	idle     atomic.Int64
-	wg       sync.WaitGroup
-
-	mu     sync.Mutex // no other lock is taken under it
-	closed bool
 }
 
 func newListeners(handle func(*nats.Msg)) *listeners {
@@ -38,12 +34,8 @@ func newListeners(handle func(*nats.Msg)) *listeners {
 
 // listen adds a goroutine; it ends with close, or when enough others wait.
 func (in *listeners) listen() {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	if !in.closed {
-		in.idle.Add(1)
-		in.wg.Go(in.serve)
-	}
+	in.idle.Add(1)
+	in.Go(in.serve)
 }
 
 func (in *listeners) serve() {
@@ -73,12 +65,8 @@ func (in *listeners) serve() {
 	}
 }
 
-// close ends the goroutines once they have handled all requests that have arrived.
+// close ends the goroutines, once, when they have handled all requests that have arrived.
 func (in *listeners) close() {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	if !in.closed {
-		in.closed = true
-		close(in.quit)
-	}
+	in.background.close()
+	close(in.quit)
 }

@@ -392,9 +392,16 @@ func (s *Store) Session(ctx context.Context, id subjects.SessionID) (SessionReco
 	return read[SessionRecord](ctx, sessionKey(id), s.bus.Get)
 }
 
-// SessionNow is [Store.Session] as it is now: no replica that lags is asked.
-func (s *Store) SessionNow(ctx context.Context, id subjects.SessionID) (SessionRecord, error) {
-	return read[SessionRecord](ctx, sessionKey(id), s.bus.Latest)
+// Epoch returns the epoch of a session as it is now, empty for one that was not created or has
+// ended. No replica that lags is asked. It waits for the store for 5 s at most.
+func (s *Store) Epoch(ctx context.Context, id subjects.SessionID) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	r, err := read[SessionRecord](ctx, sessionKey(id), s.bus.Latest)
+	if errors.Is(err, store.ErrNoKey) {
+		return "", nil
+	}
+	return r.Epoch, err
 }
 
 // DeleteSession removes a session's record; one that does not exist is no error.

@@ -36,7 +36,7 @@ func TestVeryLongTimesAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := testmesh.Bus(t, nc, nil)
-	if record, err := testmesh.Store(t, b).SessionNow(t.Context(), "ever"); err != nil || record.ID != "ever" {
+	if record, err := testmesh.Store(t, b).Session(t.Context(), "ever"); err != nil || record.ID != "ever" {
 		t.Errorf("the session is not there: %+v %v", record, err)
 	}
 	c, err := client.NewOn(b, &client.Options{Session: "ever"})

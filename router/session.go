@@ -132,11 +132,12 @@ func (s *Session) ID() subjects.SessionID { return s.id }
 // stands refuses a session that was never created, and one of another epoch than the given one:
 // the name of a session that has ended may be in use again.
 func (r *Router) stands(ctx context.Context, id subjects.SessionID, epoch string) error {
-	record, err := r.member.Store.SessionNow(ctx, id)
+	now, err := r.member.Store.Epoch(ctx, id)
 	switch {
-	case epoch != "" && (errors.Is(err, store.ErrNoKey) || err == nil && record.Epoch != epoch):
+	case err != nil:
+	case epoch != "" && now != epoch:
 		return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended", id)
-	case errors.Is(err, store.ErrNoKey):
+	case now == "":
 		return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q was not created", id)
 	}
 	return err

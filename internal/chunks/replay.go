@@ -129,7 +129,7 @@ func expired(first int64) error {
 }
 
 func unavailable(err error) error {
-	if e := (*toolmesh.Error)(nil); errors.As(err, &e) {
+	if _, own := errors.AsType[*toolmesh.Error](err); own {
 		return err
 	}
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "stored chunks cannot be read: %w", err).WithOrigin(toolmesh.OriginMesh)

@@ -501,11 +501,11 @@ func (m *Manager) epoch(ctx context.Context, session subjects.SessionID) (string
 	if session == "" {
 		return "", nil
 	}
-	r, err := m.store.Session(ctx, session)
-	if err != nil && !errors.Is(err, store.ErrNoKey) {
-		return "", unreadable(err)
+	epoch, err := m.store.Epoch(ctx, session)
+	if err != nil {
+		err = unreadable(err)
 	}
-	return r.Epoch, nil
+	return epoch, err
 }
 
 // stands refuses an index if its session has ended: another session may have its name.

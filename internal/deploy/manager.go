@@ -184,8 +184,6 @@ type Manager struct {
 	entries  map[key]*entry
 	inUse    map[string]int  // folders, by the instances that run in them
 	released map[string]bool // bundles without a record
-	rounds   chan struct{}   // closed and replaced after each reconciliation
-	settled  bool            // the last one left nothing to do but failures
 }
 
 // New makes a manager that keeps its files below dir. Start it.
@@ -199,7 +197,7 @@ func New(b *bus.Bus, view *registry.View, records *registry.Store, builder Build
 		bus: store.Of(b), view: view, store: records, builder: builder, server: server, dir: dir, opts: o,
 		log: o.Logger, kick: make(chan struct{}, 1), collecting: make(chan struct{}, 1),
 		builds:  make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
-		entries: make(map[key]*entry), inUse: make(map[string]int), released: make(map[string]bool), rounds: make(chan struct{}),
+		entries: make(map[key]*entry), inUse: make(map[string]int), released: make(map[string]bool),
 	}
 	m.base, m.end = context.WithCancel(context.Background())
 	return m
@@ -244,19 +242,22 @@ func (m *Manager) Stop(ctx context.Context) error {
 // longer than BuildWait.
 func (m *Manager) Ready(ctx context.Context) error {
 	for {
-		m.mu.Lock()
-		settled, round := m.settled, m.rounds
-		m.mu.Unlock()
-		if settled {
+		waits := false
+		for k := range m.wanted() {
+			e := m.entry(k)
+			waits = waits || e.built.Load() == builtNot && !e.slow(m.opts.BuildWait)
+		}
+		if !waits {
 			return nil
 		}
-		select {
-		case <-round:
-		case <-ctx.Done():
+		if !wake.After(ctx, readyEvery) {
 			return context.Cause(ctx)
 		}
 	}
 }
+
+// readyEvery is how often [Manager.Ready] looks.
+const readyEvery = 20 * time.Millisecond
 
 // Outstanding returns the installed indexes that this node has neither built nor failed to
 // build yet, and those that it failed to build, both sorted. It waits for no build.
@@ -275,28 +276,20 @@ func (m *Manager) Outstanding() (building, failed []subjects.IndexName) {
 }
 
 func (m *Manager) loop() {
-	for next := retryMost; ; {
+	for next := retryMost; ; next = m.reconcile(m.base) {
 		select {
 		case <-m.base.Done():
 			return
 		case <-m.kick:
 		case <-time.After(next):
 		}
-		var busy bool
-		busy, next = m.reconcile(m.base)
-		m.mu.Lock()
-		m.settled = !busy
-		close(m.rounds)
-		m.rounds = make(chan struct{})
-		m.mu.Unlock()
 	}
 }
 
 // reconcile starts the work on each index that differs from its record and is not being worked
 // on, on a goroutine of its own, as one may take minutes. The goroutine wakes the loop when it
-// is done. It reports whether installed indexes are still being worked on, and the max time
-// until the next round.
-func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration) {
+// is done. It returns the max time until the next round.
+func (m *Manager) reconcile(ctx context.Context) (next time.Duration) {
 	known := m.known()
 	wanted := m.placed(known)
 	next = retryMost
@@ -308,7 +301,6 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 	for k, r := range wanted {
 		e := m.entry(k)
 		if !e.mu.TryLock() {
-			busy = busy || !e.slow(m.opts.BuildWait)
 			m.interrupt(e, func(u under) bool { return u.job == "" && !same(u.record, r) })
 			next = min(next, leavesEvery) // the holder of the lock, such as a removal, may not wake this loop
 			continue
@@ -321,7 +313,6 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 			}
 			continue
 		}
-		busy = true
 		m.wg.Go(func() {
 			defer m.wake()
 			defer e.mu.Unlock()
@@ -360,7 +351,7 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 			}
 		})
 	}
-	return busy, next
+	return next
 }
 
 // wanted are the indexes that the view knows to be installed for this node.
@@ -434,7 +425,7 @@ func (m *Manager) bring(ctx context.Context, e *entry, r registry.IndexRecord) {
 	}
 	e.began.Store(bus.Mono(time.Now()))
 	defer e.began.Store(0)
-	slow := time.AfterFunc(m.opts.BuildWait, func() { leave(); m.wake() })
+	slow := time.AfterFunc(m.opts.BuildWait, leave)
 	defer slow.Stop()
 	log := m.log.With(slog.String("index", string(r.Name)), slog.String("revision", r.Revision))
 	log.Info("building index")

@@ -385,20 +385,16 @@ func notReady(err error) bool {
 }
 
 func isAPIError(err error, numbers ...jetstream.ErrorCode) bool {
-	var e *jetstream.APIError
-	if !errors.As(err, &e) {
-		var wrapped jetstream.JetStreamError
-		if !errors.As(err, &wrapped) || wrapped.APIError() == nil {
-			return false
-		}
+	e, ok := errors.AsType[*jetstream.APIError](err)
+	if wrapped, other := errors.AsType[jetstream.JetStreamError](err); !ok && other {
 		e = wrapped.APIError()
 	}
-	return slices.Contains(numbers, e.ErrorCode)
+	return e != nil && slices.Contains(numbers, e.ErrorCode)
 }
 
 // apiError converts an error of JetStream, with advice.
 func apiError(what string, err error) error {
-	if own := (*toolmesh.Error)(nil); errors.As(err, &own) {
+	if _, own := errors.AsType[*toolmesh.Error](err); own {
 		return err
 	}
 	code, hint, again := toolmesh.CodeUnavailable, "try again", true

@@ -3,7 +3,6 @@ package task
 import (
 	"cmp"
 	"context"
-	"errors"
 	"iter"
 	"log/slog"
 	"slices"
@@ -179,22 +178,11 @@ func (s *Service) epoch(ctx context.Context, session subjects.SessionID) (string
 		return epoch, nil
 	}
 	// The view may not have heard yet of one that was just created.
-	now, bad := s.registered(ctx, session)
+	now, bad := s.store.Epoch(ctx, session)
 	if now != "" || bad != nil {
 		return now, bad
 	}
 	return "", err
-}
-
-// registered is the session's epoch by the registry's leader.
-func (s *Service) registered(ctx context.Context, session subjects.SessionID) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, storeWait)
-	defer cancel()
-	record, err := s.store.SessionNow(ctx, session)
-	if errors.Is(err, store.ErrNoKey) {
-		return "", nil
-	}
-	return record.Epoch, err
 }
 
 // over reports whether a task is of a session that has ended.
@@ -205,7 +193,7 @@ func (s *Service) over(ctx context.Context, t *stored) bool {
 	if epoch, err := s.opts.Sessions.Admit(t.session); err == nil && epoch == t.Epoch {
 		return false
 	}
-	epoch, err := s.registered(ctx, t.session)
+	epoch, err := s.store.Epoch(ctx, t.session)
 	// A task submitted before the session was created is not of that session.
 	return err == nil && epoch != t.Epoch
 }

@@ -2,7 +2,6 @@ package sessions
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -11,14 +10,11 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/fair"
-	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
 const (
-	// epochWait bounds the registry's answer to a question for a session's epoch.
-	epochWait = 5 * time.Second
 	// maxLookups is how many look-ups are made at once, and maxWaiting how many sessions wait for one.
 	maxLookups = 16
 	maxWaiting = 1 << 16
@@ -160,16 +156,11 @@ func (s *Sessions) find(ctx context.Context, session subjects.SessionID) (string
 
 // registered returns a session's epoch from the registry's leader.
 func (s *Sessions) registered(session subjects.SessionID) (string, error) {
-	ctx, cancel := context.WithTimeout(s.Base, epochWait)
-	defer cancel()
-	record, err := s.Store.SessionNow(ctx, session)
-	switch {
-	case errors.Is(err, store.ErrNoKey):
-		return "", nil
-	case err != nil:
-		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the session cannot be looked up: %w", err).WithOrigin(toolmesh.OriginAgent)
+	epoch, err := s.Store.Epoch(s.Base, session)
+	if err != nil {
+		err = toolmesh.Errorf(toolmesh.CodeUnavailable, "the session cannot be looked up: %w", err).WithOrigin(toolmesh.OriginAgent)
 	}
-	return record.Epoch, nil
+	return epoch, err
 }
 
 // Over reports whether a session has ended or has another epoch than the given one. As the view

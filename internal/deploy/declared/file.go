@@ -64,7 +64,7 @@ func Parse(data []byte, env []string) (f File) {
 		Index []toml.Primitive `toml:"index"`
 	}
 	meta, err := toml.Decode(string(data), &top)
-	if bad := (toml.ParseError{}); errors.As(err, &bad) {
+	if bad, ok := errors.AsType[toml.ParseError](err); ok {
 		return File{Err: invalid("the file of indexes is not TOML: line %d: %s", bad.Position.Line, cmp.Or(bad.Message, bad.Error()))}
 	} else if err != nil {
 		return File{Err: invalid("index is not a list of tables: write [[index]] above each: %w", err)}

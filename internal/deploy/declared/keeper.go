@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -132,47 +133,49 @@ func (k *Keeper) write(t *term, revision uint64) (uint64, error) {
 	return k.store.KeepDeclared(ctx, t.record(), revision)
 }
 
-// lead works while the lease is renewed.
+// lead does the work and reports it with each renewal of the lease, until that is lost or the keeper
+// stops.
 func (k *Keeper) lead(t *term, revision uint64, began time.Time) {
 	ctx, end := context.WithCancel(k.base)
-	var work sync.WaitGroup
+	held := time.AfterFunc(time.Until(began.Add(registry.HoldsFor)), end) // also while the file or the store is waited for
 	k.leading.Store(t)
 	defer k.leading.Store(nil)
-	work.Go(func() { t.run(ctx) })
-	defer work.Wait()
-	defer end()
-	until := began.Add(registry.HoldsFor)
-	timer := time.NewTimer(registry.RenewEvery)
-	defer timer.Stop()
-	for {
+	var err error
+	for ctx.Err() == nil {
+		t.look(ctx, Read(k.file, k.opts.Env))
+		sent, wait, next := time.Now(), k.opts.LookEvery, uint64(0)
+		if next, err = k.write(t, revision); errors.Is(err, store.ErrConflict) {
+			if next, err = k.again(err); err == nil {
+				revision = next
+				continue
+			}
+		}
+		switch {
+		case err == nil:
+			revision = next
+			held.Reset(time.Until(sent.Add(registry.HoldsFor)))
+		case errors.Is(err, store.ErrConflict):
+			end()
+		default:
+			wait = registry.RenewEvery / 10
+		}
 		select {
 		case <-ctx.Done():
-			end()
-			work.Wait() // nothing is asked for once another one leads
-			leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait)
-			if err := k.store.LeaveDeclared(leave, revision); err != nil {
-				k.log.Warn("the lease for the indexes could not be handed over: it expires by itself", slog.String("error", err.Error()))
-			}
-			cancel()
-			return
-		case <-t.changed:
-		case <-timer.C:
+		case <-t.wake:
+		case <-time.After(wait):
 		}
-		sent := time.Now()
-		next, err := k.write(t, revision)
-		if errors.Is(err, store.ErrConflict) {
-			next, err = k.again(err)
-		}
-		if err == nil {
-			revision, until = next, sent.Add(registry.HoldsFor)
-			timer.Reset(registry.RenewEvery)
-			continue
-		}
-		if k.base.Err() == nil && (errors.Is(err, store.ErrConflict) || time.Now().After(until)) {
-			k.log.Warn("the lease for the indexes is lost: another process may have it", slog.String("error", err.Error()))
-			return
-		}
-		timer.Reset(registry.RenewEvery / 10)
+	}
+	held.Stop()
+	end()
+	t.wg.Wait() // nothing is asked for once another one leads
+	if k.base.Err() == nil {
+		k.log.Warn("the lease for the indexes is lost: another process may have it", slog.String("error", fmt.Sprint(err)))
+		return
+	}
+	leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait)
+	defer cancel()
+	if err := k.store.LeaveDeclared(leave, revision); err != nil {
+		k.log.Warn("the lease for the indexes could not be handed over: it expires by itself", slog.String("error", err.Error()))
 	}
 }
 

@@ -21,11 +21,10 @@ import (
 
 // term is one time of leading.
 type term struct {
-	k       *Keeper
-	changed chan struct{} // of capacity 1: the record is to be written
-	wake    chan struct{} // of capacity 1: work has ended
-	slots   chan struct{} // one for each index that is worked on
-	wg      sync.WaitGroup
+	k     *Keeper
+	wake  chan struct{} // of capacity 1: work has ended
+	slots chan struct{} // one for each index that is worked on
+	wg    sync.WaitGroup
 
 	mu    sync.Mutex
 	works map[subjects.IndexName]*work
@@ -47,32 +46,13 @@ type work struct {
 }
 
 func newTerm(k *Keeper) *term {
-	return &term{
-		k: k, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), slots: make(chan struct{}, atOnce),
-		works: make(map[subjects.IndexName]*work),
-	}
+	return &term{k: k, wake: make(chan struct{}, 1), slots: make(chan struct{}, atOnce), works: make(map[subjects.IndexName]*work)}
 }
 
 func (t *term) record() registry.DeclaredRecord {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return registry.DeclaredRecord{Holder: t.k.holder, File: t.k.file, Entries: slices.Clone(t.told)}
-}
-
-// run follows the file and the registry until ctx ends, and waits for the work it began.
-func (t *term) run(ctx context.Context) {
-	defer t.wg.Wait()
-	ticker := time.NewTicker(t.k.opts.LookEvery)
-	defer ticker.Stop()
-	for {
-		t.look(ctx, Read(t.k.file, t.k.opts.Env))
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.wake:
-		case <-ticker.C:
-		}
-	}
 }
 
 // look begins the necessary work, and reports the state of all entries.
@@ -218,10 +198,7 @@ func (t *term) tell(now []registry.DeclaredIndex) {
 			t.k.log.Warn("some entries of the file of indexes are not installed", slog.String("index", string(now[n].Name)), slog.String("error", now[n].Reason))
 		}
 	}
-	if !slices.Equal(t.told, now) {
-		t.told = now
-		wake.Up(t.changed)
-	}
+	t.told = now
 }
 
 // bring has an index installed as an entry says.
