@@ -52,7 +52,7 @@ func (l *Lines) handOver(end int) {
 	if end == 0 {
 		return
 	}
-	text := strings.ToValidUTF8(l.redact.Text(string(l.partial[:end])), "\uFFFD")
+	text := l.redact.Text(string(l.partial[:end]))
 	l.partial = append(l.partial[:0], l.partial[end:]...)
 	l.hand(strings.TrimSuffix(text, "\n"))
 }
