@@ -337,6 +337,7 @@ func TestProxyLoginsStayOut(t *testing.T) {
 		"HTTP_PROXY":  "http://alice:s3c#retthree@proxy:3128",
 		"ALL_PROXY":   "http://alice:s3cret@fo/ur@proxy:3128",
 		"all_proxy":   "http://alice:s3cret%2Ffive@proxy:3128",
+		"NO_PROXY":    "http://alice:s3cret%E4six@proxy:3128", // not UTF-8
 	}
 	x := newExecutor(t, func(o *executor.Options) {
 		o.Environ = slices.DeleteFunc(slices.Clone(o.Environ), func(line string) bool {

@@ -324,6 +324,11 @@ func (h *Host) subscribeRequests(subject string, _ nats.MsgHandler) (*nats.Subsc
 
 // Label changes the node's labels: set ones are put, empty values removed.
 func (h *Host) Label(ctx context.Context, labels map[string]string) error {
+	set := registry.Labels(maps.Clone(labels))
+	maps.DeleteFunc(set, func(_, value string) bool { return value == "" })
+	if err := set.Check(); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
 	return h.presence.Update(ctx, func(r *registry.NodeRecord) {
 		next := maps.Clone(r.Labels)
 		if next == nil {

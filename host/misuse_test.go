@@ -95,3 +95,24 @@ func TestMisuseIsAnError(t *testing.T) {
 		}
 	}
 }
+
+// Labels by which no placement or setting could name a node are refused, by whichever way they come.
+func TestLabelsAreChecked(t *testing.T) {
+	t.Parallel()
+	b := testmesh.Bus(t, meshtest.Broker(t).Connect(t), nil)
+	h, err := host.NewOn(b, &host.Options{Labels: map[string]string{"zone": "a"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, labels := range []map[string]string{{"": "a"}, {"a,b": "c"}, {"a": " b"}, {"a": "b,c"}} {
+		if _, err := host.NewOn(b, &host.Options{Labels: labels}); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+			t.Errorf("Options.Labels %q: %v", labels, err)
+		}
+		if err := h.Label(t.Context(), labels); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+			t.Errorf("Label %q: %v", labels, err)
+		}
+	}
+	if err := h.Label(t.Context(), map[string]string{"a,b": ""}); toolmesh.CodeOf(err) == toolmesh.CodeInvalidRequest {
+		t.Errorf("a label that an earlier version has put cannot be removed: %v", err)
+	}
+}

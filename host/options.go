@@ -169,5 +169,8 @@ func (o *Options) validate() error {
 	if _, err := subjects.EncodeToken(string(o.Node)); err != nil {
 		return bad("host.Options.Node: %w", err)
 	}
+	if err := registry.Labels(o.Labels).Check(); err != nil {
+		return bad("host.Options.Labels: %w", err)
+	}
 	return store.Layout(o.StoreOptions).Validate("host.Options")
 }

@@ -124,9 +124,9 @@ func (k *SessionKeys) open(ctx context.Context, nc *nats.Conn) error {
 // Stop ends it. Admitted connections stay until their renewal.
 func (k *SessionKeys) Stop() {
 	_ = k.sub.Unsubscribe()
+	_ = k.work.Wait() // a login that is refused meanwhile would be the end of its client
 	k.stop()
 	k.wg.Wait()
-	_ = k.work.Wait()
 	k.view.Close()
 	k.bus.Close()
 }

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -154,7 +155,11 @@ func (m *Monitor) demands() ([]Demand, error) {
 	if !view.KnowsLoads() {
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "an agent does not follow more than %d nodes: ask a router", registry.SparingMax)
 	}
-	return Demands(view.Loads(), view.Awaited()), nil
+	nodes := view.Loads()
+	if len(nodes) > 0 && !slices.ContainsFunc(nodes, func(n registry.NodeStatus) bool { return n.Alive }) {
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no heartbeat of any node comes: the NATS server may be frozen")
+	}
+	return Demands(nodes, view.Awaited()), nil
 }
 
 // health answers whether the process gets on. The figures are read for the locks on the

@@ -393,6 +393,36 @@ func TestABrokerThatReadsNothing(t *testing.T) {
 	s.becomes("/readyz", http.StatusOK, "ready\n")
 }
 
+// Behind a frozen broker all nodes are silent. An autoscaler must not read that as a mesh without work.
+func TestFrozenBrokerHidesDemand(t *testing.T) {
+	t.Parallel()
+	proxy := meshtest.NewProxy(t, meshtest.Broker(t))
+	r, err := router.New(proxy.Connect(t), &router.Options{Slots: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { meshtest.End(t, r) })
+	if _, err := r.Handle("lab", "fail", host.Func(fail)); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t)
+	s.m.Watch(r)
+	s.becomes("/demand/default", http.StatusOK, `{"pool":"default","nodes":1`)
+	proxy.Stall()
+	meshtest.Until(t, "the demand is unknown", func() bool {
+		status, body := s.do(http.MethodGet, "/demand/default")
+		if status == http.StatusOK && !strings.Contains(body, `"nodes":1`) {
+			t.Fatalf("a pool without nodes: %s", body)
+		}
+		return status == http.StatusServiceUnavailable
+	})
+	if all := s.metrics(); value(all, "toolmesh_pool_nodes", "default") != -1 {
+		t.Error("old figures of the mesh are shown")
+	}
+	proxy.Heal()
+	s.becomes("/demand/default", http.StatusOK, `{"pool":"default","nodes":1`)
+}
+
 // patient is a member that is how a test wants it.
 type patient struct {
 	stuck, unready error

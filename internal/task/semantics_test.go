@@ -404,8 +404,10 @@ func TestBadSubmissions(t *testing.T) {
 			t.Errorf("%s: %s", name, m.Data)
 		}
 	}
-	for _, subject := range []string{"mesh.task.default.none", "mesh.task.default.show", "mesh.task.default.wait"} {
-		m, err := nc.Request(subject, nil, waitTimeout)
+	for subject, body := range map[string]string{
+		"mesh.task.default.none": "", "mesh.task.default.show": "", "mesh.task.default.wait": "", "mesh.task.default.rm": `{"older_ms":-1}`,
+	} {
+		m, err := nc.Request(subject, []byte(body), waitTimeout)
 		if err != nil {
 			t.Fatal(err)
 		}

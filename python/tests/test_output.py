@@ -38,16 +38,17 @@ def test_blocked_signals_do_not_reach_the_thread():
     assert ended.returncode == 0, ended.stderr
 
 
-def test_a_record_that_no_frame_should_carry_is_counted() -> None:
-    # A frame that is too large would end the worker.
+def test_output_beyond_the_rate_is_counted_where_it_is_written() -> None:
+    # The agent would read it only to drop it; a frame that is too large would end the worker.
     r, w = os.pipe()
     outlet = Outlet(w, lambda: 7, UNSHIELDED)
     outlet.record({"level": "info", "logger": "t", "message": "m", "fields": {"blob": "x" * 300_000}})
     outlet.record({"level": "info", "logger": "t", "message": "m"})
+    outlet.settle(7)
     os.close(w)
     reader = Reader(r)
+    assert reader.next() == (LOG, LOG_RECORD, 0, 7, b'{"level": "info", "logger": "t", "message": "m"}')
     frame = reader.next()
     assert frame is not None
     assert frame[:4] == (LOG, LOG_STDERR, 0, 7) and re.fullmatch(rb"\[300\d\d\d bytes of output left out\]", frame[4])
-    assert reader.next() == (LOG, LOG_RECORD, 0, 7, b'{"level": "info", "logger": "t", "message": "m"}')
     assert reader.next() is None

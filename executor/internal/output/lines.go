@@ -8,11 +8,14 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// The rate of output that is passed on, in bytes and bytes per second; the excess is read and dropped.
+// The rate of output that is passed on, in bytes and bytes per second; the excess is read and
+// dropped. The worker enforces the same numbers itself, except for output that bypasses it.
 const burst, perSecond = 256 << 10, 64 << 10
 
-// NewBudget bounds output at that rate.
-func NewBudget() *rate.Limiter { return rate.NewLimiter(perSecond, burst) }
+// NewBudget bounds output at so many times that rate.
+func NewBudget(times int) *rate.Limiter {
+	return rate.NewLimiter(rate.Limit(times*perSecond), times*burst)
+}
 
 // longestLine is how many bytes without a line break are held back.
 const longestLine = 8 << 10
@@ -28,7 +31,7 @@ type Lines struct {
 
 // NewLines makes Lines that pass texts, without their last line break, to hand.
 func NewLines(redact *Redactor, hand func(text string)) *Lines {
-	return &Lines{redact: redact, hand: hand, budget: NewBudget()}
+	return &Lines{redact: redact, hand: hand, budget: NewBudget(1)}
 }
 
 // Add passes on the lines that end in data. A line that is too long is passed on in
@@ -52,7 +55,7 @@ func (l *Lines) handOver(end int) {
 	if end == 0 {
 		return
 	}
-	text := strings.ToValidUTF8(l.redact.Text(string(l.partial[:end])), "\uFFFD")
+	text := l.redact.Text(string(l.partial[:end]))
 	l.partial = append(l.partial[:0], l.partial[end:]...)
 	l.hand(strings.TrimSuffix(text, "\n"))
 }

@@ -20,9 +20,34 @@ const mark = "***"
 // 2, of imports, and in errors of ended processes. A worker does the same itself, by
 // [Redactor.Forms]. A nil Redactor changes nothing. Safe for concurrent use.
 type Redactor struct {
-	pattern *regexp.Regexp
+	parts   []part
 	longest int // bytes of the longest replaced text
 	forms   *Forms
+}
+
+// part is a text to replace.
+type part struct {
+	text, expression string
+	behind           bool // one character before it is replaced, too
+}
+
+// beside matches a character of base64 that contains a part of a secret.
+const beside = "[A-Za-z0-9+/_-]?"
+
+// pattern is the expression of parts.
+func pattern(parts []part) string {
+	var all, behind []string
+	for _, p := range parts {
+		if p.behind {
+			behind = append(behind, p.expression)
+		} else {
+			all = append(all, p.expression)
+		}
+	}
+	if behind != nil {
+		all = append([]string{beside + "(?:" + strings.Join(behind, "|") + ")"}, all...) // Python skips these quickly
+	}
+	return strings.Join(all, "|")
 }
 
 // Forms are what a worker replaces.
@@ -69,9 +94,9 @@ func NewRedactor(values []string) *Redactor {
 	slices.SortFunc(words, longer)
 	slices.SortFunc(codes, func(a, b coded) int { return longer(a.core, b.core) })
 	r := &Redactor{forms: &Forms{}}
-	var parts, behind []string // behind: with a character before them
-	add := func(to *[]string, text, before, after string) {
-		*to = append(*to, before+regexp.QuoteMeta(text)+after)
+	add := func(text, before, after string, behind bool) {
+		text = strings.ToValidUTF8(text, "\uFFFD")
+		r.parts = append(r.parts, part{text, before + regexp.QuoteMeta(text) + after, behind})
 		r.forms.Texts = append(r.forms.Texts, text)
 		r.longest = max(r.longest, len(text)+2)
 	}
@@ -81,28 +106,19 @@ func NewRedactor(values []string) *Redactor {
 		}
 		return ""
 	}
-	const beside = "[A-Za-z0-9+/_-]?"
 	for _, code := range slices.Compact(codes) {
-		to := &parts
-		if code.ahead {
-			to = &behind
-		}
-		add(to, code.core, "", when(code.behind, beside))
+		add(code.core, "", when(code.behind, beside), code.ahead)
 	}
 	for _, text := range slices.Compact(texts) {
-		add(&parts, text, "", "")
+		add(text, "", "", false)
 	}
 	for _, text := range slices.Compact(words) {
 		inWord := func(c byte) bool {
 			return c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 		}
-		add(&parts, text, when(inWord(text[0]), `\b`), when(inWord(text[len(text)-1]), `\b`))
+		add(text, when(inWord(text[0]), `\b`), when(inWord(text[len(text)-1]), `\b`), false)
 	}
-	if behind != nil {
-		parts = append([]string{beside + "(?:" + strings.Join(behind, "|") + ")"}, parts...) // Python skips these quickly
-	}
-	r.forms.Pattern = strings.Join(parts, "|")
-	r.pattern = regexp.MustCompile(r.forms.Pattern)
+	r.forms.Pattern = pattern(r.parts)
 	return r
 }
 
@@ -194,12 +210,23 @@ func leavesOf(v any) (leaves []string) {
 	return leaves
 }
 
-// Text returns s without secrets.
+// Text returns s without secrets, and as UTF-8. It compiles the expressions of the texts that are in s: all
+// of them would cost thousands of steps for each character.
 func (r *Redactor) Text(s string) string {
+	s = strings.ToValidUTF8(s, "\uFFFD")
 	if r == nil {
 		return s
 	}
-	return r.pattern.ReplaceAllLiteralString(s, mark)
+	var found []part
+	for _, p := range r.parts {
+		if strings.Contains(s, p.text) {
+			found = append(found, p)
+		}
+	}
+	if found == nil {
+		return s
+	}
+	return regexp.MustCompile(pattern(found)).ReplaceAllLiteralString(s, mark)
 }
 
 // Overlap is how many bytes at the edge of a piece may belong to a secret that

@@ -2,7 +2,9 @@ package output
 
 import (
 	"encoding/json"
+	"math/rand/v2"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -36,5 +38,37 @@ func TestFormsOfSecrets(t *testing.T) {
 	}
 	if found := NewRedactor(nil).Forms(); found != nil {
 		t.Errorf("without secrets: %v", found)
+	}
+}
+
+// A text is redacted as by the whole pattern, of which the agent compiles only the parts that may match.
+func TestRedactionIsThatOfTheWholePattern(t *testing.T) {
+	t.Parallel()
+	r := NewRedactor([]string{"tok-5f3a9c0e", "5f3a9c0e~", "ab", "a+", `{"a":"tok-5f3a9c0e/tail","b":"another-one"}`, "first-line\nsecond-line"})
+	whole := regexp.MustCompile(r.Forms().Pattern)
+	pieces := append([]string{" ", "a", "b", "+", "/", "_", "\n", "tok-", "5f3a"}, r.Forms().Texts...)
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
+	for range 5000 {
+		var text strings.Builder
+		for range 1 + random.IntN(6) {
+			piece := pieces[random.IntN(len(pieces))]
+			from := random.IntN(2) * random.IntN(len(piece))
+			text.WriteString(piece[from : from+1+random.IntN(len(piece)-from)])
+		}
+		want := whole.ReplaceAllLiteralString(text.String(), mark)
+		if got := r.Text(text.String()); got != want {
+			t.Fatalf("%q becomes %q, want %q", text.String(), got, want)
+		}
+	}
+}
+
+// The password of a proxy may be percent-encoded bytes of another encoding.
+func TestSecretThatIsNotUTF8(t *testing.T) {
+	t.Parallel()
+	r := NewRedactor([]string{"pass\xe4word"})
+	for _, text := range []string{"pass\xe4word", "pass\uFFFDword", "pass%E4word"} {
+		if got := r.Text("<" + text + ">"); got != "<***>" {
+			t.Errorf("%q becomes %q", text, got)
+		}
 	}
 }

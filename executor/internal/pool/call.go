@@ -112,9 +112,7 @@ type job struct {
 	to      *worker
 	crowded bool // that worker has many other calls
 
-	// Of its output in frames: the rate that is passed on, and the bytes beyond it. Guarded by the worker's logMu.
-	budget  *rate.Limiter
-	dropped int
+	budget *rate.Limiter // of its output in frames; guarded by the worker's logMu
 
 	// Guarded by update.
 	worker  *worker // the same as to, while the worker has the call

@@ -198,10 +198,6 @@ func (w *worker) answered(h frame.Header, body []byte) (j *job, err error) {
 		j, err = s.answered(w, h, body)
 		alone = w.ended && !s.cfg.Async && w.free() // no goroutine reads from it any more
 	})
-	if j != nil && j.dropped > 0 {
-		said := fmt.Sprintf("[%d bytes of output left out]", j.dropped)
-		w.hand(j, output.Record{Time: time.Now(), Stream: output.StreamStderr, Message: said})
-	}
 	w.logMu.Unlock()
 	if alone {
 		w.finish(nil)

@@ -250,7 +250,7 @@ class Worker:
             self._asked.discard(call)
         if transfer.folders:
             transfer.forget(call)
-        if self._outlet.partial:
+        if self._outlet.partial or self._outlet.budgets:
             self._outlet.settle(call)
         raw = 0
         if not self._tasks:

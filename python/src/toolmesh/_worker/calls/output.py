@@ -2,7 +2,8 @@
 
 sys.stdout and sys.stderr become proxies that know the running call; a handler on the root logger does the same for
 logging. Direct writes to the file descriptors 1 and 2 (C code, child processes) go to pipes that the agent reads. This
-module never blocks for long and never grows: the agent always reads, and drops output above a call's rate.
+module never blocks for long and never grows: the agent always reads, and output above a call's rate is dropped here:
+reading it would take the agent's processor.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _text = json.JSONEncoder(ensure_ascii=False, default=repr).encode
 _loads = json.JSONDecoder().decode
 _LINE = 8 * 1024  # max text in one frame
-_RECORD = 256 * 1024  # max bytes of a record: the agent passes on no more at once
+_BURST, _RATE = 256 * 1024, 64 * 1024  # bytes of output that a call may write at once, and per second after that
 
 # Items that arrive faster than they can be written one by one are written together.
 _QUICK = 100e-6  # seconds between quick items
@@ -58,6 +59,7 @@ class Outlet:
         self._current = current  # () -> call id or 0
         self._shield = shield
         self.partial: dict[tuple[int, int], str] = {}  # (call, flag) -> text of an unfinished line
+        self.budgets: dict[int, tuple[float, float, int]] = {}  # call -> bytes it may write, since when; dropped
         self._main = get_ident()
         self._process = os.getpid()
         self.held: list[bytes] = []  # held frames of items; with the lock
@@ -186,26 +188,36 @@ class Outlet:
     def _emit(self, call: int, flag: int, text: str) -> None:
         data = redaction.text(text).encode("utf-8", "replace")
         for start in range(0, len(data), _LINE):
-            piece = data[start : start + _LINE]
-            self.send(HEADER.pack(len(piece), LOG, flag, 0, call) + piece)
+            self._log(call, flag, data[start : start + _LINE])
+
+    def _log(self, call: int, flag: int, data: bytes) -> None:
+        now = _clock()
+        left, since, dropped = self.budgets.get(call, (_BURST, now, 0))
+        left = min(_BURST, left + (now - since) * _RATE)
+        if len(data) > left:
+            self.budgets[call] = left, now, dropped + len(data)
+            return
+        self.budgets[call] = left - len(data), now, dropped
+        self.send(HEADER.pack(len(data), LOG, flag, 0, call) + data)
 
     def record(self, fields: dict[str, JSON], flag: int = LOG_RECORD) -> None:
         call = self._current()
         said = _text(fields)
         if redaction.text(said) != said:
             said = _text(redaction.tree(_loads(said)))
-        data = said.encode("utf-8", "replace")
-        if len(data) > _RECORD:
-            flag, data = LOG_STDERR, b"[%d bytes of output left out]" % len(data)
         with self._shielded():
-            self.send(HEADER.pack(len(data), LOG, flag, 0, call) + data)
+            self._log(call, flag, said.encode("utf-8", "replace"))
 
     def settle(self, call: int) -> None:
-        """Sends the unfinished lines of a call."""
+        """Sends the unfinished lines of a call, and how much was dropped."""
         for flag in (LOG_STDOUT, LOG_STDERR):
             text = self.partial.pop((call, flag), "")
             if text:
                 self._emit(call, flag, text)
+        dropped = self.budgets.pop(call, (0, 0, 0))[2]
+        if dropped:
+            data = b"[%d bytes of output left out]" % dropped
+            self.send(HEADER.pack(len(data), LOG, LOG_STDERR, 0, call) + data)
 
     def abandon(self) -> None:
         """For a process that a tool forked: from now on output goes to 1 and 2."""

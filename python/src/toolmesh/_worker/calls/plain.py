@@ -100,7 +100,7 @@ class Worker:
                     over = limits.exceeded()  # a short call can use some 100 kB
                 if over or limits.memory and no_memory(kind, body):
                     kind, body, spent = frames.ERROR, failures.out_of_memory(), frames.SPENT
-                if outlet.partial:
+                if outlet.partial or outlet.budgets:
                     outlet.settle(call)
                 if transfer.folders:
                     transfer.forget(call)
