@@ -111,7 +111,6 @@ func (a *app) sessionCreate() *cobra.Command {
 	durationFlag(cmd, &ttl, "ttl", time.Second, "end it by itself after this `TIME` (default never)")
 	cmd.Flags().StringArrayVar(&pins, "pin", nil, "note in the session that it is meant for `INDEX[@REV]`, by default the current revision; calls do not depend on it yet; may be repeated")
 	cmd.Flags().BoolVar(&key, "key", false, "make a key for this session alone, which ends with it, in NAME.nk of this folder")
-	cmd.Flags().SortFlags = false
 	return cmd
 }
 

@@ -130,7 +130,6 @@ without batches and tasks. Its rights are renewed every 5 minutes.`,
 		return err
 	})
 	durationFlag(cmd, &lasts, "expires", time.Second, "end it after this `TIME`, such as 720h or 30d (default never)")
-	cmd.Flags().SortFlags = false
 	return cmd
 }
 
