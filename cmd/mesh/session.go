@@ -83,7 +83,7 @@ func (a *app) sessionCreate() *cobra.Command {
 				file, seed := "", ""
 				if key {
 					file = name + ".nk"
-					seed, err = a.newKey(ctx, l, id, file, create, func() error { return r.EndSession(ctx, id) })
+					seed, err = a.newKey(ctx, l, id, file, create, func(ctx context.Context) error { return r.EndSession(ctx, id) })
 				} else {
 					err = create("")
 				}
@@ -116,7 +116,7 @@ func (a *app) sessionCreate() *cobra.Command {
 
 // newKey makes a session's key in a file, has tell make it known to the mesh, and tries it. What fails leaves no file;
 // forget takes a key back that the NATS server refuses.
-func (a *app) newKey(ctx context.Context, l *link, id subjects.SessionID, file string, tell func(public string) error, forget func() error) (seed string, err error) {
+func (a *app) newKey(ctx context.Context, l *link, id subjects.SessionID, file string, tell func(public string) error, forget func(context.Context) error) (seed string, err error) {
 	public, err := access.CreateSessionKey(file)
 	if err != nil {
 		return "", err
@@ -134,7 +134,7 @@ func (a *app) newKey(ctx context.Context, l *link, id subjects.SessionID, file s
 		return "", err
 	}
 	if err := a.tryKey(ctx, l.nc.ConnectedUrl(), id, file); err != nil {
-		return "", errors.Join(err, forget())
+		return "", errors.Join(err, forget(context.WithoutCancel(ctx))) // also of an interrupted command
 	}
 	return string(text), nil
 }

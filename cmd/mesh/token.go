@@ -147,7 +147,7 @@ func (a *app) makeToken(ctx context.Context, l *link, r *registry.TokenRecord) (
 	return a.newKey(ctx, l, r.Session, filepath.Join(dir, "token.nk"), func(public string) error {
 		r.Key, r.ID = public, "tok_"+access.Digest(public)
 		return records.CreateToken(ctx, *r)
-	}, func() error { return records.DeleteToken(ctx, r.Session, r.ID) })
+	}, func(ctx context.Context) error { return records.DeleteToken(ctx, r.Session, r.ID) })
 }
 
 func (a *app) tokenRevoke() *cobra.Command {
