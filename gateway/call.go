@@ -171,8 +171,7 @@ func (in *call) options() []client.CallOption {
 	}
 }
 
-// run makes a unary call. If the mesh refuses its name or its arguments, run mends both and calls once more. The
-// link is that of the caller's token, nil without one.
+// run makes a unary call. If the mesh refuses its name or its arguments, run mends both and calls once more.
 func (in *call) run(ctx context.Context, c *client.Client, l *link, more ...client.CallOption) (*client.Result, error) {
 	result, err := c.Call(ctx, in.tool, in.args, append(in.options(), more...)...)
 	if err == nil || !in.mend(ctx, c, l, err) {
@@ -181,12 +180,8 @@ func (in *call) run(ctx context.Context, c *client.Client, l *link, more ...clie
 	return c.Call(ctx, in.tool, in.args, append(in.options(), more...)...)
 }
 
-// bounded returns admit, which admits bytes of results while there is room, and release, which gives back those so far. A
-// nil link has no bound.
+// bounded returns admit, which admits bytes of results while there is room, and release, which gives back those so far.
 func (l *link) bounded() (admit func(bytes int64) error, release func()) {
-	if l == nil {
-		return nil, func() {}
-	}
 	var held atomic.Int64
 	return func(bytes int64) error {
 			_, full := l.take(answerBytes, bytes)
@@ -224,10 +219,7 @@ func (in *call) mend(ctx context.Context, c *client.Client, l *link, err error) 
 // fit returns the tool that a name means, its fitted arguments, and the JSON Pointers of the changes. The name is
 // an id, a provider's name of the tool, or a text that differs from one tool's id in case and in . - _ only.
 func fit(ctx context.Context, c *client.Client, l *link, name subjects.ToolID, args json.RawMessage) (subjects.ToolID, json.RawMessage, []string, error) {
-	ask := registry.Request{Tool: string(name), Arguments: args}
-	if l != nil {
-		ask.Tools = l.key.Tools
-	}
+	ask := registry.Request{Tool: string(name), Arguments: args, Tools: l.key.Tools}
 	if len(args) > 0 && !json.Valid(args) {
 		ask.Arguments, _ = json.Marshal(string(args)) // as a model's text, which the registry reads
 	}

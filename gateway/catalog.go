@@ -90,7 +90,7 @@ func (k *catalog) get(ctx context.Context, age time.Duration) (*catalogTools, er
 			now := &reading{begun: time.Now()}
 			mine, end := context.WithCancel(ctx)
 			defer end()
-			defer context.AfterFunc(k.m.ctx, end)()
+			defer context.AfterFunc(k.m.of.ctx, end)()
 			tools, err := k.load(mine)
 			if ctx.Err() != nil { // others read by themselves, from what has been described
 				return nil, toolmesh.AsError(context.Cause(ctx))
@@ -177,7 +177,7 @@ func (k *catalog) take(listed registry.ListedTool, raw json.RawMessage) {
 		one.tool, err = decodeTool(one.shown.JSON)
 	}
 	if err != nil {
-		k.m.opts.Logger.Warn("a tool is left out for MCP clients: its declaration cannot be read", slog.String("tool", string(one.id)), slog.String("error", err.Error()))
+		k.m.of.g.log.Warn("a tool is left out for MCP clients: its declaration cannot be read", slog.String("tool", string(one.id)), slog.String("error", err.Error()))
 	}
 	one.shown.JSON = nil // the tool has all of it
 	k.known[one.id] = one

@@ -31,7 +31,7 @@ func TestReadingOfAClientThatLeaves(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	k := (&mcpLink{ctx: t.Context()}).catalog(c)
+	k := (&mcpLink{of: &link{ctx: t.Context()}}).catalog(c)
 	left := errors.New("the client has left")
 	for range 2 {
 		ctx, leave := context.WithCancelCause(t.Context())

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"encoding/json"
 	"runtime"
 	"strings"
@@ -55,6 +56,26 @@ func TestListsOfManyItems(t *testing.T) {
 		runtime.ReadMemStats(&after)
 		if took := after.TotalAlloc - before.TotalAlloc; took > 64<<20 {
 			t.Errorf("a list of %d KiB takes %d KiB", len(list)>>10, took>>10)
+		}
+	}
+}
+
+// Links to files are added without a tree of all values: a megabyte of empty lists would take thirty.
+func TestLinksToFilesTakeNoTree(t *testing.T) {
+	const file = `{"name":"a b","$file":"x/y","digest":"d","size":3,"href":"/old","type":"text/plain"}`
+	many := strings.Repeat("[],", 100_000)
+	want := `{"b":[` + many + `{"name":"a b","$file":"x/y","digest":"d","size":3,"type":"text/plain","href":"/v1/files/x%2Fy?digest=d&name=a+b&type=text%2Fplain"}],"a":1.50}`
+	var got json.RawMessage
+	made := testing.AllocsPerRun(1, func() { got = withHrefs(json.RawMessage(`{"b": [` + many + file + `], "a":1.50}`)) })
+	if string(got) != want {
+		t.Errorf("the result is %.200s…%s", got, got[max(0, len(got)-300):])
+	}
+	if made > 1000 {
+		t.Errorf("%v allocations", made)
+	}
+	for _, other := range []string{`{"$file":1,"digest":"d"}`, `{"$file":"x","inner":{"digest":"d"}}`, `["$file","digest"]`, `{"$file":`} {
+		if got := withHrefs(json.RawMessage(other)); bytes.Contains(got, []byte("href")) {
+			t.Errorf("%s becomes %s", other, got)
 		}
 	}
 }

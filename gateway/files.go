@@ -11,8 +11,11 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
@@ -143,47 +146,55 @@ func (q *request) store(part *multipart.Part) (tool.File, error) {
 // hrefBytes is the max size of a result whose files get links: adding links needs all of it in memory.
 const hrefBytes = 4 << 20
 
-// withHrefs adds a link to the bytes of each file of a result. A file that is the whole result keeps the order of
-// its members. In other results the order is lost.
+// withHrefs adds a link to the bytes of each file of a result. It builds no tree of the values, which has many times
+// the size of their text.
 func withHrefs(value json.RawMessage) json.RawMessage {
 	if len(value) > hrefBytes || !bytes.Contains(value, []byte(`"$file"`)) {
 		return value
 	}
-	var root any
-	d := json.NewDecoder(bytes.NewReader(value))
-	if d.UseNumber(); d.Decode(&root) != nil || !addHrefs(root) {
-		return value
-	}
-	if out, err := tool.MarshalPlain(root); err == nil {
-		return out
-	}
-	return value
-}
-
-func addHrefs(node any) (added bool) {
-	switch v := node.(type) {
-	case []any:
-		for _, one := range v {
-			added = addHrefs(one) || added
+	out := bytes.NewBuffer(make([]byte, 0, len(value)+len(value)/4))
+	lenient := jsontext.AllowDuplicateNames(true)
+	from, to := jsontext.NewDecoder(bytes.NewReader(value), lenient), jsontext.NewEncoder(out, lenient)
+	var open []url.Values // what links need of the objects that are open; nil for other objects, and lists
+	var name string       // of the latest member
+	for {
+		token, err := from.ReadToken()
+		switch {
+		case errors.Is(err, io.EOF):
+			return bytes.TrimSpace(out.Bytes())
+		case err != nil:
+			return value
 		}
-	case object:
-		ref, isFile := v["$file"].(string)
-		digest, has := v["digest"].(string)
-		if isFile && has {
-			query := url.Values{"digest": {digest}}
-			for _, word := range []string{"name", "type"} {
-				if text, ok := v[word].(string); ok {
-					query.Set(word, text)
-				}
+		last := len(open) - 1
+		switch token.Kind() {
+		case '{', '[':
+			open = append(open, nil)
+		case '}', ']':
+			if file := open[last]; file.Has("$file") && file.Has("digest") {
+				ref := file.Get("$file")
+				file.Del("$file")
+				err = errors.Join(to.WriteToken(jsontext.String("href")), to.WriteToken(jsontext.String("/v1/files/"+url.PathEscape(ref)+"?"+file.Encode())))
 			}
-			v["href"] = "/v1/files/" + url.PathEscape(ref) + "?" + query.Encode()
-			return true
+			open = open[:last]
+		case '"':
+			in, n := from.StackIndex(from.StackDepth())
+			switch {
+			case in == '{' && n%2 == 1:
+				if name = token.String(); name == "href" && open[last].Has("$file") && open[last].Has("digest") {
+					_ = from.SkipValue() // the next token has its error
+					continue
+				}
+			case in == '{' && slices.Contains([]string{"$file", "digest", "name", "type"}, name):
+				if open[last] == nil {
+					open[last] = make(url.Values)
+				}
+				open[last].Set(name, token.String())
+			}
 		}
-		for _, one := range v {
-			added = addHrefs(one) || added
+		if errors.Join(err, to.WriteToken(token)) != nil {
+			return value
 		}
 	}
-	return added
 }
 
 // sendFile handles GET /v1/files/{ref}: the bytes of a file that a call has returned. The mesh keeps them for a

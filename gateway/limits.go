@@ -95,17 +95,17 @@ func (l *link) release(k kind, n int64) {
 // The restrictions of a token. The broker applies them to its calls, the gateway to its lists and its rate.
 
 // may reports whether the token's globs admit a tool.
-func (l *link) may(id subjects.ToolID) bool { return l == nil || l.key.Tools.Match(id) }
+func (l *link) may(id subjects.ToolID) bool { return l.key.Tools.Match(id) }
 
 // narrowed reports whether the token may call only some tools.
-func (l *link) narrowed() bool { return l != nil && (len(l.key.Tools) > 0 || l.key.ReadOnly) }
+func (l *link) narrowed() bool { return l.key.Narrowed() }
 
 // readOnly reports whether the token may call only tools that declare read_only.
-func (l *link) readOnly() bool { return l != nil && l.key.ReadOnly }
+func (l *link) readOnly() bool { return l.key.ReadOnly }
 
 // spend takes calls from the token's rate. The error is busy and says when to retry.
 func (l *link) spend(calls int) error {
-	if l == nil || l.key.Calls == 0 {
+	if l.key.Calls == 0 {
 		return nil
 	}
 	l.limited.Do(func() {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -37,14 +38,10 @@ const (
 // with another token.
 type mcpLink struct {
 	of      *link
-	opts    *Options
-	ctx     context.Context         // for checks and readings
-	stop    context.CancelCauseFunc // nil until the first request
 	looking sync.WaitGroup
 
 	mu      sync.Mutex
-	closed  bool
-	views   map[viewKey]*view
+	views   map[viewKey]*view // nil until the first request
 	visits  map[string]*visit
 	lastUse map[string]time.Time // by legacy session
 }
@@ -100,7 +97,7 @@ func (q *request) mcp() (any, error) {
 	p := &visit{session: r.Header.Get("Mcp-Session-Id")}
 	p.opens = r.Method == http.MethodPost && p.session == "" && !isModern(r)
 	p.ctx, p.cancel = context.WithCancelCause(q.ctx)
-	if err := m.enter(&q.g.opts, key, c, p); err != nil {
+	if err := m.enter(key, c, p); err != nil {
 		return nil, err
 	}
 	defer func() { m.leave(p, cmp.Or(p.session, w.Header().Get("Mcp-Session-Id"))) }()
@@ -160,23 +157,16 @@ func endsWith(ctx, other context.Context) (context.Context, context.CancelCauseF
 	return ctx, func(why error) { stop(); cancel(why) }
 }
 
-// begin starts to look for changes at a token's first MCP request; m.mu is held.
-func (m *mcpLink) begin(opts *Options) {
-	m.opts, m.lastUse = opts, make(map[string]time.Time)
-	m.views, m.visits = make(map[viewKey]*view), make(map[string]*visit)
-	m.ctx, m.stop = context.WithCancelCause(context.Background())
-	m.looking.Go(m.look)
-}
-
 // enter begins a visit to the view of a key and makes the view if needed. Leave it: a view with a visit is kept.
-func (m *mcpLink) enter(opts *Options, key viewKey, c *client.Client, p *visit) error {
+func (m *mcpLink) enter(key viewKey, c *client.Client, p *visit) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closed {
+	if m.of.ctx.Err() != nil {
 		return context.Cause(m.of.ctx)
 	}
-	if m.stop == nil {
-		m.begin(opts)
+	if m.views == nil {
+		m.views, m.visits, m.lastUse = make(map[viewKey]*view), make(map[string]*visit), make(map[string]time.Time)
+		m.looking.Go(m.look)
 	}
 	if p.opens && len(m.lastUse)+m.visited(func(p *visit) bool { return p.opens }) >= maxSessions {
 		return busy("the token has %d sessions of MCP, and may open no more: end one with DELETE, or speak the revision %s, which has none", maxSessions, modern)
@@ -219,9 +209,8 @@ func (m *mcpLink) leave(p *visit, session string) {
 	if _, known := m.lastUse[session]; known || p.opens && session != "" {
 		m.lastUse[session] = time.Now()
 	}
-	closed := m.closed
 	m.mu.Unlock()
-	if closed {
+	if m.of.ctx.Err() != nil {
 		p.view.close() // the session that this request made meanwhile
 	}
 }
@@ -237,7 +226,7 @@ func (m *mcpLink) expire() {
 	for _, v := range m.views {
 		for s := range v.server.Sessions() {
 			at, known := m.lastUse[s.ID()]
-			if known && !busy[s.ID()] && time.Since(at) > m.opts.Idle {
+			if known && !busy[s.ID()] && time.Since(at) > m.of.g.opts.Idle {
 				m.looking.Go(func() { _ = s.Close() })
 			} else if known { // or its first request runs
 				lastUse[s.ID()] = at
@@ -249,7 +238,7 @@ func (m *mcpLink) expire() {
 
 // look notifies clients when the tools of their view have changed.
 func (m *mcpLink) look() {
-	for took := time.Duration(0); wake.After(m.ctx, max(lookEvery, took)); {
+	for took := time.Duration(0); wake.After(m.of.ctx, max(lookEvery, took)); {
 		begun := time.Now()
 		m.expire()
 		m.mu.Lock()
@@ -257,7 +246,7 @@ func (m *mcpLink) look() {
 		m.mu.Unlock()
 		for _, v := range views {
 			if v.used() {
-				_, _ = v.tools(m.ctx, lookEvery/2) // it notifies the clients; views of a session share a reading
+				_, _ = v.tools(m.of.ctx, lookEvery/2) // it notifies the clients; views of a session share a reading
 			}
 		}
 		took = time.Since(begun)
@@ -267,13 +256,8 @@ func (m *mcpLink) look() {
 // close ends the legacy sessions. Their calls have ended with the link.
 func (m *mcpLink) close() {
 	m.mu.Lock()
-	m.closed = true
 	views := m.views
 	m.mu.Unlock()
-	if m.stop == nil {
-		return
-	}
-	m.stop(errStopping)
 	m.looking.Wait()
 	for _, v := range views {
 		v.close()
@@ -312,6 +296,7 @@ func keyOf(session string, query url.Values) (viewKey, error) {
 // Pipe serves one MCP client on a pipe, such as stdin and stdout, until in or ctx ends. The query is that of /mcp.
 func Pipe(ctx context.Context, c *client.Client, query url.Values, o *Options, in io.Reader, out io.Writer) error {
 	opts := *o
+	opts.MaxBody = math.MaxInt64 / 64 // the one client may fill the memory of its own process
 	if err := opts.fill(); err != nil {
 		return err
 	}
@@ -319,14 +304,16 @@ func Pipe(ctx context.Context, c *client.Client, query url.Values, o *Options, i
 	if err != nil {
 		return err
 	}
-	m := new(mcpLink)
+	l := &link{g: &Gateway{opts: opts, log: opts.Logger, rooms: newRooms(&opts, true)}, rooms: newRooms(&opts, false)}
+	l.ctx, l.end = context.WithCancelCause(ctx)
+	m := &l.mcp
+	m.of = l
 	p := new(visit)
 	p.ctx, p.cancel = context.WithCancelCause(ctx)
-	if err := m.enter(&opts, key, c, p); err != nil {
+	if err := m.enter(key, c, p); err != nil {
 		return err
 	}
-	defer m.close()
-	defer m.leave(p, "")
+	defer func() { l.end(errStopping); m.leave(p, ""); m.close() }()
 	err = p.view.server.Run(ctx, &mcp.IOTransport{Reader: io.NopCloser(in), Writer: noClose{out}})
 	if err != nil && ctx.Err() == nil && !errors.Is(err, io.EOF) && !errors.Is(err, mcp.ErrConnectionClosed) {
 		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the client on the pipe: %w", err)

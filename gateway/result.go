@@ -32,7 +32,7 @@ const (
 // where any gateway reads it. Structured content is cut only if it still fits the schema, as clients refuse a
 // result without it, unless the result is an error.
 func (v *view) shorten(ctx context.Context, t *catalogTool, value json.RawMessage, result *mcp.CallToolResult) {
-	most := v.m.opts.MCPResultMax
+	most := v.m.of.g.opts.MCPResultMax
 	left, note := most, ""
 	var content []mcp.Content
 	for _, one := range result.Content {

@@ -81,7 +81,7 @@ type namedTool struct {
 
 func newView(key viewKey, c *client.Client, m *mcpLink) *view {
 	globs, _ := subjects.ParseGlobs(key.globs) // keyOf has validated it
-	v := &view{key: key, m: m, catalog: m.catalog(c), c: c, globs: globs, server: mcp.NewServer(&mcp.Implementation{Name: "toolmesh", Version: m.opts.Version}, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
+	v := &view{key: key, m: m, catalog: m.catalog(c), c: c, globs: globs, server: mcp.NewServer(&mcp.Implementation{Name: "toolmesh", Version: m.of.g.opts.Version}, &mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
 		Tools: &mcp.ToolCapabilities{ListChanged: true}, Prompts: &mcp.PromptCapabilities{}, Resources: &mcp.ResourceCapabilities{},
 		//lint:ignore SA1019 earlier revisions expect it
 		Logging: &mcp.LoggingCapabilities{},
@@ -92,7 +92,7 @@ func newView(key viewKey, c *client.Client, m *mcpLink) *view {
 	v.touch()
 	serverOf := func(*http.Request) *mcp.Server { return v.server }
 	// The gateway has checked Host and Origin.
-	o := mcp.StreamableHTTPOptions{DisableLocalhostProtection: true, MaxRequestBodyBytes: m.opts.MaxBody, Logger: m.opts.Logger}
+	o := mcp.StreamableHTTPOptions{DisableLocalhostProtection: true, MaxRequestBodyBytes: m.of.g.opts.MaxBody, Logger: m.of.g.log}
 	v.sessions = mcp.NewStreamableHTTPHandler(serverOf, &o)
 	o.Stateless, o.PropagateRequestCancellation = true, true
 	v.stateless = mcp.NewStreamableHTTPHandler(serverOf, &o)
@@ -191,7 +191,7 @@ func (v *view) mirror(list *toolList) {
 			defer func() { // the SDK panics on a wrong x-mcp-header; clients leave such a tool out
 				if wrong := recover(); wrong != nil {
 					v.server.RemoveTools(name)
-					v.m.opts.Logger.Warn("the headers of a tool's MCP calls are not compared: its x-mcp-header is wrong", slog.String("tool", name), slog.String("error", fmt.Sprint(wrong)))
+					v.m.of.g.log.Warn("the headers of a tool's MCP calls are not compared: its x-mcp-header is wrong", slog.String("tool", name), slog.String("error", fmt.Sprint(wrong)))
 				}
 			}()
 			v.server.AddTool(&mcp.Tool{Name: name, InputSchema: json.RawMessage(schema)}, v.call)

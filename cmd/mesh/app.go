@@ -106,7 +106,6 @@ failed or was not found, 130 interrupted.`,
 	settings.Bind(flags, &a.set.Session)
 	settings.Bind(flags, &a.set.Logging)
 	flags.BoolVar(&a.json, "json", false, "print JSON, errors too")
-	flags.SortFlags = false
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddGroup(
 		&cobra.Group{ID: "use", Title: "Use tools:"},
@@ -137,6 +136,10 @@ failed or was not found, 130 interrupted.`,
 			return target.Help()
 		},
 	})
+	for all := []*cobra.Command{root}; len(all) > 0; all = all[1:] { // help lists flags in the order of the code
+		all[0].Flags().SortFlags, all[0].PersistentFlags().SortFlags = false, false
+		all = append(all, all[0].Commands()...)
+	}
 	return root
 }
 

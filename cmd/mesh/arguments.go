@@ -149,7 +149,7 @@ func (p pair) typed(known *jsonschema.Schema, schema json.RawMessage) (json.RawM
 	case takesText:
 		return json.RawMessage(compact(p.text)), nil
 	}
-	wants, hint := kindOf(part, 0), ""
+	wants, hint := kindOf(part), ""
 	if example := written(p.name, wants); strings.Contains(example, ":=") {
 		hint = "; write " + example
 	}

@@ -146,6 +146,15 @@ func TestArgumentsOfNestedAlternatives(t *testing.T) {
 	}
 }
 
+// The type that people read is short, and soon written, whatever the author of a schema wrote.
+func TestTypesOfNestedAlternativesAreShort(t *testing.T) {
+	t.Parallel()
+	part := newSchema(json.RawMessage(`{"$defs":{"a":{"anyOf":[` + strings.Repeat(`{"$ref":"#/$defs/a"},`, 11) + `{"type":"string"}]}},"properties":{"x":{"$ref":"#/$defs/a"}}}`)).Properties["x"]
+	if text := kindOf(part); len(text) > 1000 {
+		t.Errorf("the type of a parameter has %d bytes", len(text))
+	}
+}
+
 // A schema that only refers to itself describes nothing: each value is text.
 func TestArgumentsOfASchemaThatRefersToItself(t *testing.T) {
 	t.Parallel()

@@ -95,7 +95,6 @@ administrator's key.`,
 		return err
 	})
 	durationFlag(cmd, &back, "since", 0, "of this `TIME` until now, such as 15m, 24h or 7d (default all that are kept)")
-	cmd.Flags().SortFlags = false
 	return cmd
 }
 

@@ -29,7 +29,6 @@ a frame {"type":"drain"} running calls end first.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.bridge(cmd.Context(), packed) },
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	flags.BoolVar(&packed, "msgpack", false, "MessagePack in place of JSON, both ways")
 	settings.Bind(flags, &a.set.Serving)
 	return cmd

@@ -80,7 +80,6 @@ func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
 		},
 		RunE: runE(func(ctx context.Context, args []string) error { return a.call(ctx, args, *f) }),
 	}
-	cmd.Flags().SortFlags = false
 	durationFlag(cmd, &f.timeout, "timeout", time.Millisecond, "the call's total `TIME` (default what the tool declares, else 30s; none for a stream)")
 	cmd.Flags().StringVar(&f.rpcID, "rpc-id", "", "name the call: the same id again is the same call (default a new one)")
 	return cmd, f

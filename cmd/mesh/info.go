@@ -154,7 +154,7 @@ func parametersOf(d *tool.Descriptor) []parameter {
 		if part == nil {
 			continue
 		}
-		p := parameter{name: name, kind: kindOf(part, 0), required: slices.Contains(known.Required, name), description: part.Description}
+		p := parameter{name: name, kind: kindOf(part), required: slices.Contains(known.Required, name), description: part.Description}
 		if part.Default != nil {
 			p.standard = compact(*part.Default)
 		}

@@ -77,7 +77,6 @@ index is private to that session.`,
 		RunE: runE(func(ctx context.Context, args []string) error { return a.install(ctx, args[0], f) }),
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	flags.StringVar(&f.name, "name", "", "`NAME` of the index (default the name in its manifest, else the last part of SOURCE)")
 	flags.StringVar(&f.rev, "rev", "", "revision: a branch, a tag or a commit `REV`; needs git")
 	flags.StringArrayVar(&f.env, "env", nil, "give the tools a variable, declared or not: `K` reads it from your environment, K=V sets it (never for secrets); may be repeated")

@@ -2,9 +2,11 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -64,5 +66,20 @@ func TestCommandsThatReadEndOnSignals(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// An interrupted command that makes a key takes the key back: its file is removed, too.
+func TestAnInterruptedKeyIsForgotten(t *testing.T) {
+	t.Parallel()
+	l := &link{nc: meshtest.Broker(t).Connect(t)} // a server that takes no keys
+	ctx, cancel := context.WithCancel(t.Context())
+	file, forgotten := filepath.Join(t.TempDir(), "key.nk"), false
+	_, err := new(app).newKey(ctx, l, "mine", file, func(string) error { cancel(); return nil }, func(ctx context.Context) error {
+		forgotten = ctx.Err() == nil
+		return nil
+	})
+	if _, gone := os.Stat(file); err == nil || !forgotten || !os.IsNotExist(gone) {
+		t.Errorf("the command ends with %v; forgotten is %t; the file: %v", err, forgotten, gone)
 	}
 }

@@ -25,7 +25,6 @@ var mcpSwitches = []struct{ flag, key, value, help string }{
 }
 
 func bindMCPView(flags *pflag.FlagSet) {
-	flags.SortFlags = false
 	flags.String("tools", "", "only tools whose ids match one of `GLOB,...`: * stands for any text without a dot, ** for any")
 	for _, s := range mcpSwitches {
 		flags.Bool(s.flag, false, s.help)

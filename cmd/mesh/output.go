@@ -131,11 +131,16 @@ func (a *app) table(head []string, rows [][]string) {
 	}
 }
 
+// cellMost is the max characters of a cell, except the last in its row: a column has one width in all lines.
+const cellMost = 300
+
 // oneLine joins a row on one line: names are text from others and may contain line breaks.
 func oneLine(row []string, between string) string {
 	cells := make([]string, len(row))
 	for i, cell := range row {
-		cells[i] = strings.Join(strings.Fields(cell), " ")
+		if cells[i] = strings.Join(strings.Fields(cell), " "); i < len(row)-1 {
+			cells[i] = cut(cells[i], cellMost)
+		}
 	}
 	return strings.Join(cells, between)
 }

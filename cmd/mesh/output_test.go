@@ -20,6 +20,17 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
+// One long cell, such as the default of an argument, does not widen each line of a table by its length.
+func TestALongCellIsCut(t *testing.T) {
+	t.Parallel()
+	var printed strings.Builder
+	rows := append(slices.Repeat([][]string{{"days", "integer", "how many"}}, 1000), []string{"city", strings.Repeat("x", 100_000), "where"})
+	(&app{out: &output{to: &printed}}).table([]string{"ARGUMENT", "TYPE", "DESCRIPTION"}, rows)
+	if printed.Len() > 2<<20 {
+		t.Errorf("a table of 1,001 short rows has %d bytes", printed.Len())
+	}
+}
+
 // A tool's description, results and errors cannot control a terminal.
 func TestTextOfToolsSteersNoTerminal(t *testing.T) {
 	t.Parallel()

@@ -44,9 +44,17 @@ func partOf(s *jsonschema.Schema, name string) *jsonschema.Schema {
 }
 
 // kindOf names a part in a word or two.
-func kindOf(part *jsonschema.Schema, depth int) string {
+func kindOf(part *jsonschema.Schema) string {
+	left := kindsMost
+	return kindWithin(part, &left)
+}
+
+// kindsMost is how many parts of a schema [kindOf] names.
+const kindsMost = 30
+
+func kindWithin(part *jsonschema.Schema, left *int) string {
 	part = follow(part)
-	if part == nil || depth > 5 {
+	if *left--; part == nil || *left < 0 {
 		return "any"
 	}
 	var kinds []string
@@ -56,12 +64,16 @@ func kindOf(part *jsonschema.Schema, depth int) string {
 		}
 	}
 	for _, one := range slices.Concat(part.AnyOf, part.OneOf) {
-		kinds = append(kinds, kindOf(one, depth+1))
+		if *left <= 0 {
+			kinds = append(kinds, "…")
+			break
+		}
+		kinds = append(kinds, kindWithin(one, left))
 	}
 	switch {
 	case len(kinds) > 0:
 	case part.Items2020 != nil && slices.Equal(part.Types.ToStrings(), []string{"array"}):
-		return "array of " + kindOf(part.Items2020, depth+1)
+		return "array of " + kindWithin(part.Items2020, left)
 	case tool.MayBe(part, ""):
 		return "any"
 	default:
@@ -83,7 +95,7 @@ func shapeOf(raw json.RawMessage) string {
 	if len(s.Properties) > 0 {
 		return "object with " + strings.Join(slices.Sorted(maps.Keys(s.Properties)), ", ")
 	}
-	return kindOf(s, 0)
+	return kindOf(s)
 }
 
 // compact encodes JSON for display and for the wire.

@@ -83,7 +83,7 @@ func (a *app) sessionCreate() *cobra.Command {
 				file, seed := "", ""
 				if key {
 					file = name + ".nk"
-					seed, err = a.newKey(ctx, l, id, file, create, func() error { return r.EndSession(ctx, id) })
+					seed, err = a.newKey(ctx, l, id, file, create, func(ctx context.Context) error { return r.EndSession(ctx, id) })
 				} else {
 					err = create("")
 				}
@@ -111,13 +111,12 @@ func (a *app) sessionCreate() *cobra.Command {
 	durationFlag(cmd, &ttl, "ttl", time.Second, "end it by itself after this `TIME` (default never)")
 	cmd.Flags().StringArrayVar(&pins, "pin", nil, "note in the session that it is meant for `INDEX[@REV]`, by default the current revision; calls do not depend on it yet; may be repeated")
 	cmd.Flags().BoolVar(&key, "key", false, "make a key for this session alone, which ends with it, in NAME.nk of this folder")
-	cmd.Flags().SortFlags = false
 	return cmd
 }
 
 // newKey makes a session's key in a file, has tell make it known to the mesh, and tries it. What fails leaves no file;
 // forget takes a key back that the NATS server refuses.
-func (a *app) newKey(ctx context.Context, l *link, id subjects.SessionID, file string, tell func(public string) error, forget func() error) (seed string, err error) {
+func (a *app) newKey(ctx context.Context, l *link, id subjects.SessionID, file string, tell func(public string) error, forget func(context.Context) error) (seed string, err error) {
 	public, err := access.CreateSessionKey(file)
 	if err != nil {
 		return "", err
@@ -135,7 +134,7 @@ func (a *app) newKey(ctx context.Context, l *link, id subjects.SessionID, file s
 		return "", err
 	}
 	if err := a.tryKey(ctx, l.nc.ConnectedUrl(), id, file); err != nil {
-		return "", errors.Join(err, forget())
+		return "", errors.Join(err, forget(context.WithoutCancel(ctx))) // also of an interrupted command
 	}
 	return string(text), nil
 }

@@ -99,7 +99,6 @@ func (a *app) taskSubmit() *cobra.Command {
 		}),
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	flags.StringVar(&id, "id", "", "name the task: the same id again is the same task (default a new one)")
 	wordFlag(cmd, &o.Key, "key", "the call's idempotency `KEY`: what has begun under it is never run again")
 	flags.IntVar(&o.Attempts, "attempts", 0, "how often the tool may be run (default 3)")

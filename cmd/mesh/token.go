@@ -130,7 +130,6 @@ without batches and tasks. Its rights are renewed every 5 minutes.`,
 		return err
 	})
 	durationFlag(cmd, &lasts, "expires", time.Second, "end it after this `TIME`, such as 720h or 30d (default never)")
-	cmd.Flags().SortFlags = false
 	return cmd
 }
 
@@ -148,7 +147,7 @@ func (a *app) makeToken(ctx context.Context, l *link, r *registry.TokenRecord) (
 	return a.newKey(ctx, l, r.Session, filepath.Join(dir, "token.nk"), func(public string) error {
 		r.Key, r.ID = public, "tok_"+access.Digest(public)
 		return records.CreateToken(ctx, *r)
-	}, func() error { return records.DeleteToken(ctx, r.Session, r.ID) })
+	}, func(ctx context.Context) error { return records.DeleteToken(ctx, r.Session, r.ID) })
 }
 
 func (a *app) tokenRevoke() *cobra.Command {

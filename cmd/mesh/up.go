@@ -63,7 +63,6 @@ mesh node invite prints the line by which another machine joins.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run in the background; returns when calls can be served")
 	flags.StringVar(&f.natsListen, "nats-listen", defaultListen, "`HOST:PORT` of the NATS server; port 0 takes a free one")
 	flags.BoolVar(&f.open, "open", false, "start it without keys: any program that reaches the server may do everything")
