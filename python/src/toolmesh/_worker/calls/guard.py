@@ -42,7 +42,7 @@ class Guard:
         self._upkeep: tuple[str, ...] = ()
 
     def begin(self, call: int) -> None:
-        """The function of call begins. A section that a tool's own signal handler has interrupted may not have ended."""
+        """The function of call begins. A tool's own signal handler may have kept a shielded section from ending."""
         self._held, self._late, self.armed = 0, False, call
         if self.page[PAGE_CANCEL] == call:
             self.cancel(call)  # its signal came before the call
