@@ -44,7 +44,7 @@ class Worker:
         self._limit = 0
         self._reader = frames.Reader(-1)
         self._guard = Guard(self._page)
-        self._outlet = Outlet(-1, lambda: self._channel.running, self._guard)
+        self._outlet = Outlet(-1, lambda: threads.owner() or self._channel.running, self._guard)
         self._channel = channel.PlainChannel(self._outlet, self._reader, self._guard)
         self._forked = False
 
