@@ -131,6 +131,18 @@ def ignoring():
 async def aignoring():
     ignoring()
 
+def interrupted():
+    # Its own signal handler raises at the end of the section in which the worker writes.
+    def handler(frame, event, _):
+        if event == "call" and frame.f_code.co_name == "__exit__" and frame.f_code.co_filename.endswith("guard.py"):
+            sys.setprofile(None)
+            raise TimeoutError
+    sys.setprofile(handler)
+    try:
+        print("interrupted")
+    except TimeoutError:
+        return True
+
 async def ahold():
     import ctypes
     mutex = ctypes.create_string_buffer(256)
@@ -169,7 +181,7 @@ async def how_many_aclosed():
 
 var slowNames = []string{
 	"spin", "sleep", "retry", "stubborn", "forever", "how_many_closed", "cleanup", "ok", "chatty", "ignoring",
-	"tidies", "gtidies", "atidies",
+	"interrupted", "tidies", "gtidies", "atidies",
 	"aignoring", "asleep", "aok", "ablock", "ahold", "astubborn", "acancel", "aforever", "how_many_aclosed",
 }
 
@@ -229,6 +241,15 @@ func TestCancelStopsTheWorkAndTheWorkerGoesOn(t *testing.T) {
 	// Python that was kept from running for long looks like a loop that is blocked.
 	if s.Restarts != 0 || len(begun) != 2 || s.Busy != 0 || s.Workers != 2 && blocked.n.Load() == 0 {
 		t.Errorf("got %+v, want the two workers of the beginning, idle", s)
+	}
+}
+
+func TestAWriteInterruptedByTheToolDelaysNoLaterCancellation(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1; o.Grace = 5 * time.Second }), slowTools, slowNames...)
+	mustCall(t, ix, "t.interrupted", `{}`, `true`)
+	if e := cancelRunning(t, ix, "t.sleep", `{}`); e.Details["killed"] != nil {
+		t.Error("its worker was killed; an exception should have sufficed")
 	}
 }
 

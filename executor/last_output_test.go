@@ -9,7 +9,7 @@ import (
 )
 
 const wordyTools = `
-import os, sys
+import os, sys, threading
 
 def says(text: str):
     print("printed", text, file=sys.stderr)
@@ -26,6 +26,20 @@ def dies(text: str = ""):
 
 async def adies(text: str = ""):
     dies(text)
+
+go, said = threading.Event(), threading.Event()
+
+def lingers(text: str):
+    def later():
+        go.wait()
+        print("printed", text, file=sys.stderr)
+        said.set()
+    threading.Thread(target=later, daemon=True).start()
+
+def dies_later():
+    go.set()
+    said.wait()
+    os._exit(9)
 `
 
 // The error of a call whose worker died has the output of that call only, not that of an earlier
@@ -70,5 +84,23 @@ func TestLastOutputBelongsToTheCall(t *testing.T) {
 				t.Errorf("bob is told %q", got)
 			}
 		})
+	}
+}
+
+// A thread that outlives its call prints for no later one.
+func TestOutputOfAThreadIsOfItsCall(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1 }), wordyTools, "lingers", "dies_later")
+	if _, err := ix.Call(t.Context(), executor.Call{Tool: "t.lingers", Session: "alice", Args: []byte(`{"text":"of alice"}`)}, nil); err != nil {
+		t.Fatal(err)
+	}
+	var bobs collector
+	_, err := ix.Call(t.Context(), executor.Call{Tool: "t.dies_later", Session: "bob"}, &bobs)
+	e := toolmesh.AsError(err)
+	if e == nil || e.Code != toolmesh.CodeWorkerCrashed {
+		t.Fatalf("got %v, want %s", err, toolmesh.CodeWorkerCrashed)
+	}
+	if text, _ := e.Details["stderr"].(string); text != "" || len(bobs.records) > 0 {
+		t.Errorf("bob is told %q, and his call has printed %v", text, bobs.records)
 	}
 }

@@ -33,6 +33,19 @@ def test_frames_are_read_from_pieces_of_any_size(size: int) -> None:
     assert [(kind, call, body) for kind, _, _, call, body in got] == wanted
 
 
+def test_a_frame_in_many_pieces_is_kept_as_few() -> None:
+    # The pieces are counted with each read: thousands of them, as from a pipe of one page, would take seconds.
+    data = write((CALL, 7, b"x" * 3000))
+    r, w = os.pipe()
+    reader = Reader(r)
+    taken: list[Frame] = []
+    for one in data:
+        os.write(w, bytes((one,)))
+        assert not taken and reader.read() and len(reader._chunks) <= 1001
+        reader.give(taken.append)
+    assert taken == [(CALL, 0, 0, 7, b"x" * 3000)]
+
+
 def test_surplus_bytes_begin_the_next_frame() -> None:
     r, w = os.pipe()
     reader = Reader(r)

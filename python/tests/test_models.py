@@ -2,6 +2,7 @@
 
 import copy
 import datetime
+import enum
 import json
 from typing import Annotated, Any, List, Literal, Optional, Union
 
@@ -156,3 +157,36 @@ def test_a_callable_discriminator_is_not_a_field():
             of(function).bind({"x": [{"kind": "dog"}, cow]})
         assert caught.value.pointer == "/x/1"
         assert "kind() is required" not in caught.value.message
+
+
+class Reach(enum.Enum):
+    NEAR = 1.0
+    EVERYWHERE = float("inf")
+
+
+class Light(pydantic.BaseModel):
+    reach: Reach = Reach.NEAR
+
+
+def test_a_definition_that_is_not_json_costs_only_itself():
+    def function(x: Light, y: Day) -> Light:
+        raise NotImplementedError
+
+    described = of(function).described
+    for found in (described.input_schema, described.output_schema):
+        assert found is not None and found["$defs"]["Reach"] == {}
+    assert described.input_schema["properties"]["y"]["type"] == "object"
+    assert [text for text in described.warnings if "Reach is not JSON" in text]
+
+
+@pytest.mark.skipif(OLD, reason="version 1 asks for validators")
+def test_a_type_that_pydantic_refuses_has_the_reason():
+    class Refusing:
+        @classmethod
+        def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+            raise RuntimeError("not today")
+
+    def function(x: Refusing):
+        raise NotImplementedError
+
+    assert "RuntimeError: not today" in of(function).described.warnings[0]

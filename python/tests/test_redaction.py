@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import pathlib
 import random
 
@@ -60,3 +61,35 @@ def test_without_secrets_nothing_changes(monkeypatch) -> None:
     monkeypatch.setattr(redaction, "_pattern", None)
     redaction.use(None)
     assert redaction.text(TOKEN) == TOKEN and redaction.tree([TOKEN, 5]) == [TOKEN, 5]
+
+
+def test_long_texts_are_cut_outside_of_secrets(monkeypatch) -> None:
+    from toolmesh._worker.calls import failures
+    from toolmesh._worker.schemas import values
+
+    for size in range(1990, 2001):
+        cause = ValueError("x" * size + TOKEN)
+        failure = KeyError("x" * (16 * 1024 - 2000 + size - len("KeyError: ")) + TOKEN)
+        failure.__cause__ = cause
+        told = json.dumps(json.loads(failures.raised(failure, "t")))
+        assert TOKEN[:3] not in told and TOKEN[:3] not in values._words(ValueError("x" * (size - 1512) + TOKEN))
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_printed_pieces_are_cut_outside_of_secrets(size) -> None:
+    from toolmesh._worker.calls.output import UNSHIELDED, Outlet
+    from toolmesh._worker.wire.frames import LOG_STDOUT, Reader
+
+    for shift in range(0, 2 * size + len(TOKEN), max(1, size // 7)):
+        r, w = os.pipe()
+        outlet = Outlet(w, lambda: 7, UNSHIELDED)
+        said = "-" * (8192 - shift) + TOKEN + "-" * 9000
+        for at in range(0, len(said), size):
+            outlet.text(LOG_STDOUT, said[at : at + size])
+        outlet.settle(7)
+        os.close(w)
+        reader, got = Reader(r), ""
+        while frame := reader.next():
+            got += frame[4].decode()
+        assert got == said.replace(TOKEN, "***")
+        os.close(r)

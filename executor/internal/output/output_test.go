@@ -42,12 +42,12 @@ func TestSecretsAtEdges(t *testing.T) {
 	t.Parallel()
 	const secret = "the-secret-of-the-index"
 	redact := NewRedactor([]string{secret})
-	for shift := range len(secret) + 2 {
+	for shift := range 130 { // more than a piece: where a line is cut depends on where the pieces end
 		var got []string
 		lines, tail := NewLines(redact, func(text string) { got = append(got, text) }), NewTail(redact)
-		text := strings.Repeat("x", longestLine-shift) + secret + strings.Repeat("y", tailSize-shift)
+		text := strings.Repeat("x", longestLine+100-shift) + secret + strings.Repeat("y", tailSize-shift%(len(secret)+2))
 		for len(text) > 0 {
-			n := min(len(text), 1000)
+			n := min(len(text), 100)
 			lines.Add([]byte(text[:n]))
 			tail.Add([]byte(text[:n]), "")
 			text = text[n:]
@@ -57,6 +57,18 @@ func TestSecretsAtEdges(t *testing.T) {
 		if left := strings.NewReplacer(strings.Repeat("x", 100), "", strings.Repeat("y", 100), "").Replace(all); strings.Trim(left, "xy*") != "" ||
 			!strings.Contains(all, mark) {
 			t.Errorf("%d bytes before the edge: left %q", shift, left)
+		}
+	}
+}
+
+func TestATailOfSecretsAlone(t *testing.T) {
+	t.Parallel()
+	const secret = "the-secret-of-the-index"
+	for shift := range len(secret) {
+		tail := NewTail(NewRedactor([]string{secret}))
+		tail.Add([]byte(strings.Repeat(secret+"\n", 1000)+strings.Repeat("y", shift)), "")
+		if left := strings.Trim(tail.String(), "y*\n"); left != "" {
+			t.Errorf("left %q", left)
 		}
 	}
 }

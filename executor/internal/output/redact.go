@@ -229,6 +229,18 @@ func (r *Redactor) Text(s string) string {
 	return regexp.MustCompile(pattern(found)).ReplaceAllLiteralString(s, mark)
 }
 
+// apart returns the first place at or after at where s may be cut: through a secret, both halves would be shown.
+func (r *Redactor) apart(s string, at int) int {
+	if r != nil {
+		for _, found := range r.pattern.FindAllStringIndex(s, -1) {
+			if found[0] < at {
+				at = max(at, found[1])
+			}
+		}
+	}
+	return at
+}
+
 // Overlap is how many bytes at the edge of a piece may belong to a secret that
 // continues in the next piece.
 func (r *Redactor) Overlap() int {

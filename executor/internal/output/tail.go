@@ -67,11 +67,9 @@ func (t *Tail) Suffix() string {
 }
 
 func (t *Tail) text() string {
-	text := t.redact.Text(string(t.buf))
-	if len(text) > tailSize {
-		text = text[len(text)-tailSize:]
-	}
-	return strings.TrimSpace(strings.ToValidUTF8(text, "\uFFFD"))
+	text := string(t.buf)
+	text = text[t.redact.apart(text, max(0, len(text)-tailSize)):]
+	return strings.TrimSpace(strings.ToValidUTF8(t.redact.Text(text), "\uFFFD"))
 }
 
 // Drain reads the output of an import or a program to its end, into the tail and, as lines,

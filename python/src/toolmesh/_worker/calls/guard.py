@@ -41,6 +41,12 @@ class Guard:
         self._told = 0  # the call whose task was cancelled
         self._upkeep: tuple[str, ...] = ()
 
+    def begin(self, call: int) -> None:
+        """The function of call begins. A tool's own signal handler may have kept a shielded section from ending."""
+        self._held, self._late, self.armed = 0, False, call
+        if self.page[PAGE_CANCEL] == call:
+            self.cancel(call)  # its signal came before the call
+
     def handle(self, _signum: int, frame: FrameType | None) -> None:
         """The signal handler: raises Cancelled in the call that the page names."""
         call = self.armed
@@ -86,4 +92,3 @@ class Guard:
             self._late = False
             if self.armed and self._raised != self.armed:
                 self.cancel(self.armed)
-

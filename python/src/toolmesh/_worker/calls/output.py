@@ -171,11 +171,13 @@ class Outlet:
             key = (call, flag)
             text = self.partial.pop(key, "") + text
             cut = text.rfind("\n") + 1
-            if 0 < len(text) - cut < _LINE:
+            if len(text) - cut >= _LINE + redaction.longest:
+                text = redaction.text(text)
+                cut = max(0, len(text) - redaction.longest)  # a secret may continue in the next piece
+            if cut < len(text):
                 self.partial[key] = text[cut:]
-                text = text[:cut]
-            if text:
-                self._emit(call, flag, text)
+            if cut:
+                self._emit(call, flag, text[:cut])
 
     def flush(self, flag: int) -> None:
         """Sends the running call's unfinished lines."""
@@ -378,7 +380,7 @@ def _handler() -> logging.Handler:
                 fields: dict[str, JSON] = {
                     "level": record.levelname.lower(),
                     "logger": record.name,
-                    "message": record.getMessage()[:_LINE],
+                    "message": failures.cut(record.getMessage(), _LINE),
                 }
                 extra = {key: value for key, value in vars(record).items() if key not in plain}
                 if record.exc_info and record.exc_info[1] is not None:

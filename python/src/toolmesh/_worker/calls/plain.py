@@ -24,7 +24,7 @@ from ..state.snapshot import Snapshot
 from ..wire import frames
 from ..wire.frames import JSON
 from . import channel, failures, threads, transfer
-from .guard import PAGE_CANCEL, PAGE_STARTED, SIGNAL, Cancelled, Guard
+from .guard import PAGE_STARTED, SIGNAL, Cancelled, Guard
 from .output import Outlet, install
 from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, unbound
 
@@ -44,7 +44,7 @@ class Worker:
         self._limit = 0
         self._reader = frames.Reader(-1)
         self._guard = Guard(self._page)
-        self._outlet = Outlet(-1, lambda: self._channel.running, self._guard)
+        self._outlet = Outlet(-1, lambda: threads.owner() or self._channel.running, self._guard)
         self._channel = channel.PlainChannel(self._outlet, self._reader, self._guard)
         self._forked = False
 
@@ -136,9 +136,7 @@ class Worker:
                 turns.check(self._page[turns.PAGE_UNTIL])
             try:
                 self._page[PAGE_STARTED] = call
-                guard.armed = call
-                if self._page[PAGE_CANCEL] == call:
-                    guard.cancel(call)  # its signal came before the call
+                guard.begin(call)
                 value = tool.function(*positional, **keyword)
                 kind = type(value)
                 if kind is CoroutineType or kind is AsyncGeneratorType:  # from a decorated function

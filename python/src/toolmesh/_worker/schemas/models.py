@@ -17,7 +17,7 @@ from typing import Any
 
 from ..wire.frames import JSON
 from .draft import Draft
-from .shapes import MADE, Load, Schema, Shape, sure
+from .shapes import MADE, Load, Schema, Shape, is_json, sure
 from .values import Mismatch, describe, encode, member, pointer, sent
 
 UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
@@ -30,15 +30,12 @@ def model(draft: Draft, base: Any) -> Shape:
 
 def adapted(draft: Draft, annotation: Any) -> Shape | None:
     """The Shape that pydantic, of either version, gives a type of its own or an annotation with its notes; None if it
-    is not loaded or does not know the type."""
+    is not loaded. It raises what version 2 says of types that it does not know."""
     pydantic = sys.modules.get("pydantic")
     if pydantic is None or not hasattr(pydantic, "TypeAdapter"):
         return old_adapted(draft, annotation)
-    try:
-        adapter = pydantic.TypeAdapter(annotation)
-        found = adapter.json_schema(mode=_mode(draft))
-    except Exception:
-        return None
+    adapter = pydantic.TypeAdapter(annotation)
+    found = adapter.json_schema(mode=_mode(draft))
     return _shape(draft, found, "$defs", _called(annotation), annotation, _by_json(adapter.validate_json))
 
 
@@ -160,6 +157,9 @@ def _hoist(draft: Draft, schema: Schema, key: str) -> Schema:
     """Moves a schema's definitions into the draft's."""
     rename: dict[str, str] = {}
     inner: dict[str, Schema] = schema.pop(key, None) or {}
+    for name in [name for name, one in inner.items() if not is_json(one)]:
+        draft.warn(f"the schema of {name} is not JSON; anything is accepted")
+        inner = {**inner, name: {}}
     prefix = f"#/{key}/"
     for name, one in inner.items():
         target = name

@@ -7,6 +7,7 @@ not before another has no word in JSON Schema. A constraint that is not checked 
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import functools
 import operator
@@ -141,7 +142,9 @@ def read(
     if foreign:
         asked: Load | None = None
         if any(map(_before, foreign)):
-            whole = models.adapted(draft, annotation)
+            whole = None
+            with contextlib.suppress(Exception):
+                whole = models.adapted(draft, annotation)
             if whole is not None:
                 return whole, {key: one for key, one in extra.items() if key == "description"}
         else:

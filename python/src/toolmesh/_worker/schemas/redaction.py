@@ -16,12 +16,15 @@ MARK = "***"  # replaces a secret; the same as on the Go side
 
 _pattern: re.Pattern[str] | None = None  # the agent's
 _parts: re.Pattern[str] | None = None  # the texts in its matches, at their beginning or behind one character
+longest = 0
+"""Characters of the longest text that is removed."""
 
 
 def use(forms: dict[str, JSON] | None) -> None:
     """Sets the texts to remove from now on, output.Forms of the agent."""
-    global _pattern, _parts
+    global _pattern, _parts, longest
     if forms:
+        longest = max(map(len, forms["texts"])) + 2  # a character on either side
         _pattern = re.compile(forms["pattern"], re.ASCII)
         _parts = re.compile("|".join(map(re.escape, forms["texts"])))
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..wire.frames import JSON
-from . import files
+from . import files, redaction
 
 _BUILT_IN, _SLOT = type(dict[str, int]().items), type(list.__iter__)  # types of methods written in C
 _SCALARS = frozenset((str, int, float, bool, type(None)))
@@ -379,7 +379,7 @@ def explain(value: Any, path: str = "result") -> Any:
 def _words(failure: BaseException) -> str:
     """str(failure), whatever its __str__ does."""
     try:
-        return f"{type(failure).__name__}: {failure}"[:500]
+        return redaction.text(f"{type(failure).__name__}: {failure}")[:500]
     except Exception:
         return type(failure).__name__
 

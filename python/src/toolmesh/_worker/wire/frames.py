@@ -95,6 +95,9 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         sent = os.write(fd, data)
 
 
+_MANY = 1000  # pieces of a frame that are counted with each read: pipes may hold as little as a page
+
+
 class Reader:
     """Splits a byte stream into frames. One thread at a time.
 
@@ -118,10 +121,11 @@ class Reader:
     def give(self, to: Callable[[Frame], None]) -> bool:
         """Passes the next frame on, if it was read."""
         chunks = self._chunks
-        if sum(map(len, chunks)) < self._need:
-            return False
-        if len(chunks) > 1:
+        enough = sum(map(len, chunks)) >= self._need
+        if len(chunks) > (1 if enough else _MANY):
             chunks[:] = [b"".join(chunks)]
+        if not enough:
+            return False
         data = chunks[0]
         length, kind, flags, slot, call = HEADER.unpack_from(data)
         end = HEADER_SIZE + length
