@@ -29,13 +29,42 @@ assert signal.SIGALRM in signal.sigpending()
 assert not came
 """
 
+# A child of a tool has closed the worker's descriptors, and a file of its own has the number of one.
+OF_A_CHILD = """
+import os
+from toolmesh._worker.calls.output import UNSHIELDED, Outlet
+from toolmesh._worker.calls.terminals import forked_by_tool
+from toolmesh._worker.wire.frames import Reader
 
-def test_blocked_signals_do_not_reach_the_thread():
+calls, w = os.pipe()
+forked_by_tool(Outlet(w, lambda: 0, UNSHIELDED), Reader(calls))
+child = os.fork()
+if not child:
+    assert os.open(os.devnull, os.O_RDONLY) == calls
+    below = os.fork()
+    if not below:
+        os.fstat(calls)
+        os._exit(0)
+    assert os.waitpid(below, 0)[1] == 0
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def run(program: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", BLOCKED], env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(SOURCE)},
         capture_output=True, text=True, timeout=60, check=False,
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_blocked_signals_do_not_reach_the_thread():
+    run(BLOCKED)
+
+
+def test_a_grandchild_keeps_the_files_of_a_forked_child():
+    run(OF_A_CHILD)
 
 
 def test_output_beyond_the_rate_is_counted_where_it_is_written() -> None:

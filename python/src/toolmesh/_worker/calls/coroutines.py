@@ -74,11 +74,10 @@ class Worker:
         self._asked: set[int] = set()  # calls cancelled by the agent
         self._taken = 0
         self._outlet = Outlet(out, _call.get, UNSHIELDED)  # coroutines are cancelled between steps
-        self._forked = False
         self._channel = channel.current = LoopChannel(self, self._outlet)
         self._giving = False  # held frames are about to be written
         install(self._outlet)
-        forked_by_tool(self._outlet, self._leave)
+        forked_by_tool(self._outlet, self._reader)
         signal.signal(SIGNAL, self._interrupt)
         if limits.cpu_time:
             signal.signal(signal.SIGPROF, self._sample)
@@ -91,10 +90,6 @@ class Worker:
             snapshot.handle(SIGNAL, signal.getsignal(SIGNAL))
             if limits.cpu_time:
                 snapshot.handle(signal.SIGPROF, signal.getsignal(signal.SIGPROF), _SAMPLE)
-
-    def _leave(self) -> int:
-        self._forked = True
-        return self._reader.fd
 
     def _sample(self, _signum: int, _frame: FrameType | None) -> None:
         """Tells the agent which call uses the processor, so that it can charge the right call of those on this loop."""
@@ -242,7 +237,7 @@ class Worker:
                     data = failed(failure, tool, self._limit, keyword, positional)
             except BaseException as second:  # noqa: B036 - as above
                 data = failures.raised(second, tool.name)
-        if self._forked:
+        if self._outlet.fd < 0:
             os._exit(0)
         if self._tasks.pop(call, None) is None:
             return  # its end was sent

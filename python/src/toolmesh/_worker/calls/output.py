@@ -61,7 +61,6 @@ class Outlet:
         self.partial: dict[tuple[int, int], str] = {}  # (call, flag) -> text of an unfinished line
         self.budgets: dict[int, tuple[float, float, int]] = {}  # call -> bytes it may write, since when; dropped
         self._main = get_ident()
-        self._process = os.getpid()
         self.held: list[bytes] = []  # held frames of items; with the lock
         self._size = 0  # bytes in held
         self._since = 0.0  # when the first one of held arrived
@@ -300,26 +299,13 @@ class Proxy(io.TextIOBase):
             self._outlet.flush(self._flag)
 
 
-_proxies: list[Proxy] = []
-_installed: list[Outlet] = []  # the outlet of log records
-_handlers: list[logging.Handler] = []
-
-
-def prepare() -> None:
-    """Prepares the replacements of sys.stdout, sys.stderr and logging for the first install, and changes nothing
-    yet."""
-    if _proxies:
-        return
-    nowhere = Outlet(-1, int, UNSHIELDED)
-    _proxies.extend((Proxy(nowhere, LOG_STDOUT, 1), Proxy(nowhere, LOG_STDERR, 2)))
-    _installed.append(nowhere)
-    if sys.modules.get("logging") is not None:
-        _handlers.append(_handler())
+_installed = [Outlet(-1, int, UNSHIELDED)]  # the outlet of log records
+_proxies = Proxy(_installed[0], LOG_STDOUT, 1), Proxy(_installed[0], LOG_STDERR, 2)
+_handlers: list[logging.Handler] = []  # the one of log records, until it is installed
 
 
 def install(outlet: Outlet) -> None:
     """Points sys.stdout, sys.stderr and logging at outlet."""
-    prepare()
     for proxy in _proxies:
         proxy._outlet = outlet
     _installed[0] = outlet
@@ -368,8 +354,8 @@ def keep_ends() -> None:
                 setattr(below, name, wrapper)
 
 
-def _handler() -> logging.Handler:
-    """The handler of log records; for prepare, once logging was imported."""
+def prepare() -> None:
+    """Makes the handler of log records for the first install, before any code of the index runs."""
     import logging
 
     plain = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -391,4 +377,4 @@ def _handler() -> logging.Handler:
             except Exception:
                 self.handleError(record)
 
-    return Handler()
+    _handlers.append(Handler())

@@ -46,18 +46,13 @@ class Worker:
         self._guard = Guard(self._page)
         self._outlet = Outlet(-1, lambda: threads.owner() or self._channel.running, self._guard)
         self._channel = channel.PlainChannel(self._outlet, self._reader, self._guard)
-        self._forked = False
 
     def install(self) -> None:
         """Directs tools' output, nested calls and signals to this worker."""
         channel.current = self._channel
         install(self._outlet)
-        forked_by_tool(self._outlet, self._leave)
+        forked_by_tool(self._outlet, self._reader)
         _signal.signal(SIGNAL, self._guard.handle)  # signal.signal makes members of enums
-
-    def _leave(self) -> int:
-        self._forked = True
-        return self._reader.fd
 
     def start(
         self, inp: int, out: int, page: memoryview[int], limit: int, about: bytes, snapshot: Snapshot | None
@@ -91,7 +86,7 @@ class Worker:
                 nested.running = call
                 began = clock()
                 kind, body = copy_context().run(run, flags, slot, call, body)  # context variables stay the call's own
-                if self._forked:
+                if outlet.fd < 0:
                     os._exit(0)  # a child process of the tool returned from the function
                 now, over = clock(), False
                 if now - began > orphans.SHORTEST or now - swept > orphans.PERIOD:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import termios
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..schemas.binding import Tool
 from ..schemas.values import Mismatch, NotSerializable
-from ..state import forking, turns
-from ..wire.frames import ERROR, JSON, META, RAW, UNTIL
+from ..state import turns
+from ..wire.frames import ERROR, JSON, META, RAW, UNTIL, Reader
 from . import failures
 from .output import Outlet
 
@@ -59,14 +59,13 @@ def unbound(failure: BaseException, tool: Tool) -> bytes:
     return failures.raised(failure, tool.name)  # raised by code of the tool, such as __post_init__
 
 
-def forked_by_tool(outlet: Outlet, leave: Callable[[], int]) -> None:
-    """Closes the agent's channel in a process that a tool forked. leave records that, and returns the descriptor of the
-    calls."""
+def forked_by_tool(outlet: Outlet, reader: Reader) -> None:
+    """Closes the agent's channel in a process that a tool forked: its outlet has no descriptor any more."""
 
     def closed() -> None:
-        if forking.forks():
-            return
-        fds = leave(), outlet.fd
+        if outlet.fd < 0:
+            return  # the zygote forked it, or such a process did
+        fds = reader.fd, outlet.fd
         outlet.abandon()
         for fd in fds:
             try:

@@ -126,13 +126,6 @@ def domain(level: str) -> None:
         _restrict(ruleset)
 
 
-def warm_up() -> None:
-    """Looks up what zygote and worker need, and changes nothing."""
-    if sys.platform == "linux":
-        _abi()
-        _prctl(_GET_DUMPABLE, 0)
-
-
 def become_subreaper() -> None:
     """Orphaned descendants become children of this process (Linux)."""
     if sys.platform == "linux":
@@ -143,7 +136,6 @@ def become_subreaper() -> None:
 
 _NO_NEW_PRIVS = 38
 _SET_CHILD_SUBREAPER = 36
-_GET_DUMPABLE = 3
 _SET_DUMPABLE = 4
 _SET_SECCOMP = 22
 _CAPBSET_DROP = 24

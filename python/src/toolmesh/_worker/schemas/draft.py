@@ -3,12 +3,16 @@ variables. The modules for kinds of annotations describe inner types through it.
 
 from __future__ import annotations
 
+import enum
+import json
 import sys
 import typing
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from .shapes import SIMPLE, UNRESOLVED, Schema, Shape, either, show_default
+from . import redaction
+from .shapes import SIMPLE, UNRESOLVED, Schema, Shape, either
+from .values import Mismatch, encode
 
 Namespace: TypeAlias = dict[str, Any]
 
@@ -42,9 +46,21 @@ class Draft:
         return either([shape, SIMPLE[type(None)]()]) if default is None and not shape.takes(None) else shape
 
     def show(self, default: Any, shape: Shape, extra: Schema, where: str) -> None:
-        """Adds a default to the schema of a parameter or a field."""
-        if not show_default(default, shape, extra):
+        """Adds a default to the schema of a parameter or a field, if JSON can represent it unchanged."""
+        try:
+            if isinstance(default, enum.Enum) and "enum" in shape.schema:
+                default = default.value if default.value in shape.schema["enum"] else default.name
+            elif shape.dump is not None:
+                default = shape.dump(default)
+            shown = json.loads(encode(default))
+            shape.load(shown)
+        except Mismatch:
             self.warn(f"{where}: its default is not what its annotation takes, and is not shown")
+        except Exception:
+            pass  # JSON has no form of it
+        else:
+            if len(str(shown)) <= 2000 and redaction.tree(shown) == shown:
+                extra["default"] = shown
 
     def warn(self, text: str) -> None:
         """Adds a warning for people about this tool, once."""

@@ -21,11 +21,12 @@ from .shapes import MADE, Load, Schema, Shape, is_json, sure
 from .values import Mismatch, describe, encode, member, pointer, sent
 
 UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
+_REFERENCE = "#/$defs/{model}"
 
 
 def model(draft: Draft, base: Any) -> Shape:
-    found = base.model_json_schema(mode=_mode(draft))
-    return _shape(draft, found, "$defs", base.__name__, base, _by_json(base.model_validate_json))
+    return _shape(draft, lambda refer: base.model_json_schema(mode=_mode(draft), ref_template=refer), "$defs",
+                  base.__name__, base, _by_json(base.model_validate_json))
 
 
 def adapted(draft: Draft, annotation: Any) -> Shape | None:
@@ -35,8 +36,8 @@ def adapted(draft: Draft, annotation: Any) -> Shape | None:
     if pydantic is None or not hasattr(pydantic, "TypeAdapter"):
         return old_adapted(draft, annotation)
     adapter = pydantic.TypeAdapter(annotation)
-    found = adapter.json_schema(mode=_mode(draft))
-    return _shape(draft, found, "$defs", _called(annotation), annotation, _by_json(adapter.validate_json))
+    return _shape(draft, lambda refer: adapter.json_schema(mode=_mode(draft), ref_template=refer), "$defs",
+                  _called(annotation), annotation, _by_json(adapter.validate_json))
 
 
 def _mode(draft: Draft) -> str:
@@ -74,26 +75,46 @@ def old_adapted(draft: Draft, annotation: Any) -> Shape | None:
                 plain, field = annotation.__origin__, copy.copy(note)
                 field.default, field.default_factory = ..., None
         holder = pydantic.create_model(name, value=(plain, field))
-        found = copy.deepcopy(holder.schema())
+
+        def describe(refer: str) -> Schema:
+            found = _modern(holder.schema(ref_template=refer))
+            schema: Schema = {key: one for key, one in found["properties"]["value"].items() if key != "title"}
+            return {**schema, "definitions": found.get("definitions", {})}
+
+        return _shape(draft, describe, "definitions", name, annotation,
+                      lambda value: holder.parse_obj({"value": _whole(value)}).value, "value")
     except Exception:
         return None
-    schema: Schema = found["properties"]["value"]
-    schema.pop("title", None)
-    schema["definitions"] = found.get("definitions", {})
-    return _shape(draft, _modern(schema), "definitions", name, annotation,
-                  lambda value: holder.parse_obj({"value": _whole(value)}).value, "value")
 
 
 def _shape(
-    draft: Draft, found: Schema, key: str, name: str, annotation: Any, make: Load, holder: str = "__root__"
+    draft: Draft, describe: Callable[[str], Schema], key: str, name: str, annotation: Any, make: Load,
+    holder: str = "__root__",
 ) -> Shape:
-    """The Shape of a schema with definitions below key. make builds the value."""
-    schema, kind, as_sent = _hoist(draft, dict(found), key), found.get("type"), _decimals(draft, annotation)
+    """The Shape of a class that describes itself, with definitions below key, for a template of references to them.
+    make builds the value."""
+    more = ""
+    while True:
+        schema = dict(describe(_REFERENCE + more))
+        defs = {one + more: _json(draft, one, own) for one, own in (schema.pop(key, None) or {}).items()}
+        if all(draft.defs.get(one, own) == own for one, own in defs.items()):
+            break
+        more += "_"  # another class of the same name has its definition already
+    draft.defs.update(defs)
+    kind, as_sent = schema.get("type"), _decimals(draft, annotation)
     return Shape(
         schema, f"object {name}" if kind == "object" else name,
         lambda value: _validated(lambda: make(as_sent(value)), value, name, holder),
         texts=MADE if kind == "string" else 0,
     )
+
+
+def _json(draft: Draft, name: str, schema: Schema) -> Schema:
+    """A definition, open if JSON has no form of it."""
+    if is_json(schema):
+        return schema
+    draft.warn(f"the schema of {name} is not JSON; anything is accepted")
+    return {}
 
 
 def _by_json(validate: Callable[[bytes], Any]) -> Load:
@@ -107,14 +128,15 @@ def _by_json(validate: Callable[[bytes], Any]) -> Load:
 
 
 def old_model(draft: Draft, base: Any) -> Shape:
-    # A copy, as pydantic returns the same object again.
-    found = copy.deepcopy(base.schema())
-    definitions = found.get("definitions", {})
-    for name, inner in _old_models(base).items():
-        if inner is base or name in definitions:
-            _correct_old(found if inner is base and name not in definitions else definitions[name], inner)
-    return _shape(draft, _modern(found), "definitions", base.__name__, base,
-                  lambda value: base.parse_obj(_whole(value)))
+    def describe(refer: str) -> Schema:
+        found: Schema = _modern(base.schema(ref_template=refer))
+        definitions = found.get("definitions", {})
+        for name, inner in _old_models(base).items():
+            if inner is base or name in definitions:
+                _correct_old(found if inner is base and name not in definitions else definitions[name], inner)
+        return found
+
+    return _shape(draft, describe, "definitions", base.__name__, base, lambda value: base.parse_obj(_whole(value)))
 
 
 def _old_models(base: Any) -> dict[str, Any]:
@@ -141,7 +163,7 @@ def _correct_old(schema: Schema, base: Any) -> None:
 
 
 def _modern(schema: JSON) -> JSON:
-    """A schema of draft 7 in the keywords of 2020-12."""
+    """A copy of a schema of draft 7, in the keywords of 2020-12: pydantic keeps its own, and returns it again."""
     if isinstance(schema, list):
         return [_modern(one) for one in schema]
     if not isinstance(schema, dict):
@@ -151,37 +173,6 @@ def _modern(schema: JSON) -> JSON:
         made["prefixItems"] = made.pop("items")
         made["items"] = made.pop("additionalItems", False if made.get("maxItems") == len(made["prefixItems"]) else {})
     return made
-
-
-def _hoist(draft: Draft, schema: Schema, key: str) -> Schema:
-    """Moves a schema's definitions into the draft's."""
-    rename: dict[str, str] = {}
-    inner: dict[str, Schema] = schema.pop(key, None) or {}
-    for name in [name for name, one in inner.items() if not is_json(one)]:
-        draft.warn(f"the schema of {name} is not JSON; anything is accepted")
-        inner = {**inner, name: {}}
-    prefix = f"#/{key}/"
-    for name, one in inner.items():
-        target = name
-        while target in draft.defs and draft.defs[target] != _rewrite(one, prefix, {}):
-            target += "_"
-        rename[name] = target
-    for name, one in inner.items():
-        draft.defs[rename[name]] = _rewrite(one, prefix, rename)
-    made: Schema = _rewrite(schema, prefix, rename)
-    return made
-
-
-def _rewrite(schema: JSON, prefix: str, rename: dict[str, str]) -> JSON:
-    """Replaces the references below prefix, also of discriminators, by references into $defs with new names."""
-    if isinstance(schema, str) and schema.startswith(prefix):
-        name = schema[len(prefix):]
-        return "#/$defs/" + rename.get(name, name)
-    if isinstance(schema, dict):
-        return {key: _rewrite(value, prefix, rename) for key, value in schema.items()}
-    if isinstance(schema, list):
-        return [_rewrite(value, prefix, rename) for value in schema]
-    return schema
 
 
 def _decimals(draft: Draft, annotation: Any) -> Callable[[JSON], JSON]:

@@ -11,14 +11,13 @@ import inspect
 import sys
 import typing
 from collections import abc
-from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..wire.frames import JSON
 from .containers import places
 from .docstring import parse as parse_docstring
 from .draft import Draft, Namespace
-from .shapes import UNRESOLVED, Dump, Load, Schema, Shape, dump_only, guard, inside
+from .shapes import UNRESOLVED, Dump, Schema, Shape, guard, inside
 from .values import Mismatch, describe, member, needed, pointer
 
 _NONE: Any = inspect.Parameter.empty  # in place of a default
@@ -38,6 +37,7 @@ class _Record:
         self._fields: dict[str, Shape] = {}
         self._properties: dict[str, Schema] = {}
         self._required: list[str] = []
+        self._attributes: dict[str, str] = {}  # of an instance, by the fields' names
 
     def shape(self, name: str, annotation: Any, owner: type[Any] | None = None) -> Shape:
         """The Shape of a field of this class or of a base class."""
@@ -45,8 +45,11 @@ class _Record:
         draft, names = self._draft, self._draft.names_of(owner)
         return draft.field(annotation, f"{self._where}.{name}", names, self._bindings.get(owner, {}))
 
-    def add(self, name: str, shape: Shape, required: bool, default: Any = _NONE, text: Any = None) -> None:
-        """Adds a field. text describes it, if it has a text besides the class's documentation."""
+    def add(
+        self, name: str, shape: Shape, required: bool, default: Any = _NONE, text: Any = None, attribute: str = ""
+    ) -> None:
+        """Adds a field, of an attribute of this or another name. text describes it, if it has a text besides the
+        class's documentation."""
         extra: Schema = {}
         text = text if isinstance(text, str) else self._texts.get(name)
         if text and "description" not in shape.schema:
@@ -55,16 +58,15 @@ class _Record:
             shape = self._draft.nullable_for(default, shape)
             self._draft.show(default, shape, extra, f"{self._where}.{name}")
         self._fields[name] = shape
+        self._attributes[name] = attribute or name
         self._properties[name] = {**shape.schema, **extra} if extra else shape.schema
         if required:
             self._required.append(name)
 
-    def done(
-        self, make: Load | None, read: Callable[[Any], Iterable[tuple[str, Any]]], instance: type[Any]
-    ) -> Shape:
-        """The Shape of a closed object with these fields. make builds the Python value from a dict; None: the dict is
-        the value. read returns the fields of an instance."""
-        title, fields, required = self._base.__name__, self._fields, self._required
+    def done(self, plain: bool = False) -> Shape:
+        """The Shape of a closed object with these fields. plain says that the value is a dict, not an instance."""
+        base, fields, required, attributes = self._base, self._fields, self._required, self._attributes
+        title = base.__name__
         schema: Schema = {"type": "object", "properties": self._properties}
         if required:
             schema["required"] = required
@@ -81,26 +83,28 @@ class _Record:
                 if name not in fields:
                     raise Mismatch("no such field", describe(one), f"{title} has no field {name}", pointer("", name))
                 made[name] = member(fields[name].load, one, name)
-            return make(made) if make is not None else made
+            return made if plain else base(**made)
 
         dump: Dump | None = None
         dumps = {name: shape.dump for name, shape in fields.items() if shape.dump is not None}
         if dumps:
 
-            def dump(value: Any) -> dict[str, Any]:
-                return {name: dumps[name](one) if name in dumps else one for name, one in read(value)}
+            def dump(value: Any) -> Any:
+                if not isinstance(value, abc.Mapping if plain else base):
+                    return value
+                own = value if plain else {name: getattr(value, of) for name, of in attributes.items()}
+                return {name: dumps[name](one) if name in dumps else one for name, one in own.items()}
 
-        same = make is None and all(shape.same for shape in fields.values())
-        return Shape(schema, f"object {title}", load if make is None else guard(load, self._base),
-                     dump_only(instance, dump), same=same, texts=inside(*fields.values()),
-                     fields={name: inside(shape) for name, shape in fields.items()})
+        same = plain and all(shape.same for shape in fields.values())
+        return Shape(schema, f"object {title}", load if plain else guard(load, base), dump, same=same,
+                     texts=inside(*fields.values()), fields={name: inside(shape) for name, shape in fields.items()})
 
 
 def typed_dict(draft: Draft, base: Any, where: str) -> Shape:
     """The Shape of a TypedDict of this module or of typing_extensions."""
     record, bindings = _Record(draft, base, where), draft.bindings(base)
     annotations: dict[str, tuple[Any, Namespace, Namespace]] = {}
-    for parent in reversed(_typed_dict_parents(base)):
+    for parent in (one for one in reversed(bindings) if type(one) is type(base)):
         namespace, bound = draft.names_of(parent), bindings.get(parent, {})
         for name, annotation in _own_annotations(parent, inherit=True).items():
             if annotations.get(name, (None,))[0] is not annotation:
@@ -120,7 +124,7 @@ def typed_dict(draft: Draft, base: Any, where: str) -> Shape:
         if resolved is not UNRESOLVED:
             shape = draft.field(resolved, f"{where}.{name}", namespace, bound)
         record.add(name, shape, needed)
-    return record.done(None, lambda value: value.items(), abc.Mapping)
+    return record.done(plain=True)
 
 
 def data_class(draft: Draft, base: Any, where: str) -> Shape:
@@ -128,15 +132,10 @@ def data_class(draft: Draft, base: Any, where: str) -> Shape:
     owner = next(one for one in base.__mro__ if "__init__" in vars(one))
     if not draft.results and not _made_by_dataclass(owner, base):
         _parameters_of(owner, draft, record, where)
-        return record.done(lambda made: base(**made), lambda value: (), base)
-    names: list[str] = []
+        return record.done()
     for field in base.__dataclass_fields__.values():
         kind = getattr(field._field_type, "name", "_FIELD")
-        if kind == "_FIELD_CLASSVAR":
-            continue
-        if kind == "_FIELD":
-            names.append(field.name)
-        if kind == "_FIELD_INITVAR" if draft.results else not field.init:
+        if kind == "_FIELD_CLASSVAR" or (kind == "_FIELD_INITVAR" if draft.results else not field.init):
             continue
         default = field.default
         if default is dataclasses.MISSING:
@@ -145,7 +144,7 @@ def data_class(draft: Draft, base: Any, where: str) -> Shape:
         given = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         record.add(field.name, record.shape(field.name, field.type), given or draft.results, default,
                    field.metadata.get("description"))
-    return record.done(lambda made: base(**made), lambda value: [(name, getattr(value, name)) for name in names], base)
+    return record.done()
 
 
 def _made_by_dataclass(owner: Any, base: Any) -> bool:
@@ -171,18 +170,15 @@ def _parameters_of(owner: Any, draft: Draft, record: _Record, where: str) -> Non
 
 def attrs_class(draft: Draft, base: Any, where: str) -> Shape:
     record = _Record(draft, base, where)
-    real: dict[str, str] = {}  # the name as an argument -> the attribute's name
     for field in base.__attrs_attrs__:
         if not (field.init or draft.results):
             continue
         name = field.name if draft.results else getattr(field, "alias", None) or field.name.lstrip("_")
-        real[name] = field.name
         shape = record.shape(field.name, field.type if field.type is not None else typing.Any)
         given = type(field.default).__name__ in ("NothingType", "_Nothing")
         default = _NONE if given or hasattr(field.default, "factory") else field.default
-        record.add(name, shape, given or draft.results, default, field.metadata.get("description"))
-    return record.done(lambda made: base(**made),
-                       lambda value: [(name, getattr(value, attribute)) for name, attribute in real.items()], base)
+        record.add(name, shape, given or draft.results, default, field.metadata.get("description"), field.name)
+    return record.done()
 
 
 def named_tuple(draft: Draft, base: Any, where: str) -> Shape:
@@ -196,15 +192,6 @@ def named_tuple(draft: Draft, base: Any, where: str) -> Shape:
     optional = 0 if draft.results else len(getattr(base, "_field_defaults", {}))
     made = places(items, least=len(items) - optional, make=lambda values: base(*values))
     return made.but(load=guard(made.load, base))
-
-
-def _typed_dict_parents(base: type[Any]) -> list[type[Any]]:
-    found = [base]
-    for parent in getattr(base, "__orig_bases__", ()):
-        parent = typing.get_origin(parent) or parent
-        if isinstance(parent, type) and type(parent) is type(base):
-            found.extend(_typed_dict_parents(parent))
-    return found
 
 
 def _own_annotations(base: Any, inherit: bool = False) -> dict[str, Any]:

@@ -326,7 +326,7 @@ class Builder(Draft):
         if base in self._open:
             self._recursive.add(base)
             return self._open[base]
-        made: Shape  # set below; show_default does not show a default that needs it earlier
+        made: Shape  # set below; Draft.show does not show a default that needs it earlier
         if base in self._made:
             made = self._made[base]
             if "$ref" in made.schema or len(encode(made.schema)) <= _INLINE:

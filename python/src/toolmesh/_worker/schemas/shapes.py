@@ -8,7 +8,6 @@ import copy
 import dataclasses
 import datetime
 import decimal
-import enum
 import functools
 import ipaddress
 import json
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from ..wire.frames import JSON
-from . import files, redaction
+from . import files
 from .values import Mismatch, describe, encode, sent
 
 Schema: TypeAlias = dict[str, JSON]
@@ -301,31 +300,6 @@ def guard(load: Load, base: type[Any]) -> Load:
             raise Mismatch(f"object {base.__name__}", describe(value), f"{base.__name__}: {failure}") from None
 
     return guarded
-
-
-def dump_only(base: type[Any], dump: Dump | None) -> Dump | None:
-    """dump for instances of base; other values are encoded unchanged."""
-    if dump is None:
-        return None
-    return lambda value: dump(value) if isinstance(value, base) else value
-
-
-def show_default(value: Any, shape: Shape, extra: Schema) -> bool:
-    """Adds a default to the schema if JSON can represent it unchanged; False if the schema does not accept it."""
-    try:
-        if isinstance(value, enum.Enum) and "enum" in shape.schema:
-            value = value.value if value.value in shape.schema["enum"] else value.name
-        elif shape.dump is not None:
-            value = shape.dump(value)
-        shown = json.loads(encode(value))
-        shape.load(shown)
-    except Mismatch:
-        return False
-    except Exception:
-        return True
-    if len(str(shown)) <= 2000 and redaction.tree(shown) == shown:
-        extra["default"] = shown
-    return True
 
 
 def is_json(value: Any) -> bool:

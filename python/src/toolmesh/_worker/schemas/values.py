@@ -19,7 +19,6 @@ import json.encoder
 import math
 import pathlib
 import re
-import sys
 import uuid
 from collections import abc
 from collections.abc import Callable, Iterable
@@ -107,8 +106,11 @@ def member(load: Callable[[JSON], Any], value: JSON, key: object) -> Any:
 # Results.
 
 
-def _check(value: Any) -> None:
-    """Refuses objects with keys that are equal only as text: {1: a, "1": b}. The C encoder does not notice."""
+def _check(value: Any, left: int = _DEPTH) -> None:
+    """Refuses objects with keys that are equal only as text, {1: a, "1": b}, which the C encoder does not notice, and
+    more than left levels, which overflow its stack."""
+    if not left:
+        raise _Refused("nested too deeply")
     kind = type(value)
     if kind is dict:
         if len(value) < 16:
@@ -117,7 +119,7 @@ def _check(value: Any) -> None:
                     _check_keys(value)
                 kind = type(child)
                 if kind not in _SCALARS:
-                    _check(child)
+                    _check(child, left - 1)
             return
         if set(map(type, value)) - _STRINGS:
             _check_keys(value)
@@ -137,7 +139,7 @@ def _check(value: Any) -> None:
     # Long and flat values are common: tables of numbers are checked by type, not by item.
     if set(map(type, value)) - _SCALARS:
         for child in value:
-            _check(child)
+            _check(child, left - 1)
 
 
 def _own_items(value: Any) -> bool:
@@ -336,8 +338,6 @@ def encode(value: Any) -> bytes:
         return b"null"  # the result of many tools
     try:
         if type(value) not in _SCALARS:
-            if sys.getrecursionlimit() > _DEPTH:
-                _check_depth(value)  # the encoder would overflow the stack first
             _check(value)
         return "".join(_encode(value, 0)).encode()
     except Exception as failure:
@@ -351,28 +351,11 @@ def encode(value: Any) -> bytes:
             raise NotSerializable("result", f"cannot be encoded: {_words(failure)}") from None
 
 
-def _check_depth(value: Any) -> None:
-    """Refuses values nested too deeply for the C stack, without recursion."""
-    above: list[Any] = [iter((value,))]
-    while above:
-        for child in above[-1]:
-            if isinstance(child, (dict, list, tuple)):
-                if len(above) > _DEPTH:
-                    raise _Refused("nested too deeply")
-                members = (one for _, one in _pairs(child)) if isinstance(child, dict) else _items(child)
-                above.append(iter(members))
-                break
-        else:
-            above.pop()
-
-
 def explain(value: Any, path: str = "result") -> Any:
     """value in JSON types, keys too; raises NotSerializable for the first place that JSON cannot represent."""
     try:
-        if sys.getrecursionlimit() > _DEPTH:
-            _check_depth(value)
         return _explain(value, path, set())
-    except (RecursionError, _Refused):
+    except RecursionError:
         raise NotSerializable(path, "is nested too deeply for JSON") from None
 
 
@@ -417,6 +400,8 @@ def _explain(value: Any, path: str, above: set[int]) -> Any:
         return value
     if id(value) in above:
         raise NotSerializable(path, "contains itself", kind.__name__)
+    if len(above) == _DEPTH:
+        raise RecursionError
     above.add(id(value))
     if isinstance(value, dict):
         seen: dict[object, object] = {}

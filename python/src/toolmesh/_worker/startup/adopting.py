@@ -7,8 +7,6 @@ import sys
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from typing import Any
-
     from ..wire.frames import JSON
 
 # Modules that the base has loaded and a fresh interpreter would not have before it imports an index. An index cannot
@@ -33,7 +31,7 @@ def adopt(environment: dict[str, JSON], paths: list[str]) -> None:
         sys._base_executable = executable  # type: ignore[attr-defined]
     sys.orig_argv[:] = environment["argv"]
     title(environment["argv"])
-    before, finders = list(sys.path), list(sys.meta_path)
+    before = list(sys.path)
     sys.prefix = sys.exec_prefix = os.path.dirname(os.path.dirname(executable))
     site.PREFIXES[:] = [sys.base_prefix, sys.base_exec_prefix]
     site.ENABLE_USER_SITE = None
@@ -44,7 +42,6 @@ def adopt(environment: dict[str, JSON], paths: list[str]) -> None:
     site.main()
     if sys.path[: len(before)] != before:
         _check([path for path in sys.path if path not in before], loaded())
-    _check_finders(finders)
 
 
 def with_site() -> None:
@@ -108,47 +105,9 @@ def _check(folders: list[str], modules: set[str]) -> None:
                 raise Unfit(f"{found.origin} stands for a module that is loaded already")
 
 
-def _check_finders(before: list[Any]) -> None:
-    """The same for finders that come before the interpreter's."""
-    for finder in sys.meta_path:
-        if finder in before:
-            return
-        for name in loaded().difference(sys.builtin_module_names):
-            try:
-                found = finder.find_spec(name, None) is not None
-            except Exception:
-                found = True
-            if found:
-                raise Unfit(f"{finder!r} stands for the module {name}, which is loaded already")
-
-
 def loaded() -> set[str]:
     """The loaded modules, packages by their first names."""
     return {name.partition(".")[0] for name in sys.modules} - {"__main__"}
-
-
-def warm_up() -> None:
-    """Does everything that each start of an index does, without effects, so that caches are filled."""
-    import importlib
-    import site
-
-    from ..sandbox import levels
-    from ..schemas import binding, schema
-
-    def example(text: str, count: int = 1, rate: float | None = None, names: tuple[str, ...] = ()) -> dict[str, int]:
-        """An example.
-
-        Args:
-            text: a text
-        """
-        return {}
-
-    binding.Tool("example", example, schema.kind_of(example), schema.signature(example))
-    levels.warm_up()
-    site.PREFIXES.clear()  # run no packages of the machine
-    site.main()
-    importlib.import_module("colorsys")  # small and otherwise unused
-    del sys.modules["colorsys"]
 
 
 def title(argv: list[str]) -> None:

@@ -106,7 +106,6 @@ def _preload() -> None:
         del sys.modules[name]
     adopting.added = adopting.loaded() - usual
     adopting.with_site()
-    adopting.warm_up()
 
 
 def _copy(flags: int, number: int) -> int:

@@ -140,8 +140,3 @@ def renew() -> None:
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None and hasattr(tempfile, "_name_sequence"):
         tempfile._name_sequence = None  # type: ignore[attr-defined]  # private to it
-
-
-def forks() -> bool:
-    """Whether fork is running the fork handlers now."""
-    return _forks
