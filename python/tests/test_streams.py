@@ -73,6 +73,9 @@ def test_headers_without_valid_numbers(text: str) -> None:
         assert stream._bad is not None and stream._bad.code == "protocol_error"
         stream._settle(message(High=text), 1)
         assert stream._high == 0
+        stream._add(message(Chunk="error", Seq="1"))
+        with pytest.raises(errors.ProtocolError):
+            await stream._hand_out()
 
         async def ready() -> Any:
             return SimpleNamespace(publish=publish)

@@ -175,7 +175,7 @@ class Pending:
         self.error: errors.MeshError | None = None
         self.node = self.boot = ""
         self.high = 0  # Mesh-High of the last keepalive
-        self.sent = self.sign = self.asked = self.looked = time.monotonic()
+        self.sent = self.sign = self.asked = time.monotonic()
         self.sought = 0.0  # when the node of the call was last looked for
         self.quiet = False  # at the last check nothing had arrived, over a working connection
         self._waiter: asyncio.Future[None] | None = None
@@ -219,18 +219,27 @@ class Pending:
 
     async def wait(self, seconds: float) -> None:
         """Waits for a message, a nudge, or the end of the time. Silence starts anew if this process was frozen."""
-        if not self.messages and self.error is None:
-            loop = self.connection.loop
-            self._waiter, self.due = loop.create_future(), loop.time() + seconds
-            self.connection.due(self.due)
-            try:
-                await self._waiter
-            finally:
-                self._waiter, self.due = None, math.inf
-        now = time.monotonic()
-        if now - self.looked > seconds + STALLED:
+        if self.messages or self.error is not None:
+            return
+        loop, began = self.connection.loop, time.monotonic()
+        self._waiter, self.due = loop.create_future(), loop.time() + seconds
+        self.connection.due(self.due)
+        try:
+            await self._waiter
+        finally:
+            self._waiter, self.due = None, math.inf
+        if (now := time.monotonic()) - began > seconds + STALLED:
             self.sign = now
-        self.looked = now
+
+    async def next(self, until: float) -> Msg | None:
+        """The next message; None at that time, by time.monotonic. Raises the request's failure."""
+        while not self.messages:
+            if self.error is not None:
+                raise self.error
+            if (left := until - time.monotonic()) <= 0:
+                return None
+            await self.wait(left)
+        return self.messages.pop(0)
 
 
 class Link(typing.Protocol):

@@ -97,18 +97,12 @@ async def _put(link: Link, session: str, source: BinaryIO, size: int, deadline: 
 
 
 async def _next(one: Pending, deadline: float) -> Msg:
-    until = time.monotonic() + _QUIET
-    while not one.messages:
-        if one.error is not None:
-            raise one.error
-        now = time.monotonic()
-        if now >= deadline:
-            raise errors.error("deadline_exceeded", "the call's time ended while a payload moved", origin="caller")
-        if now >= until:
-            raise errors.error("unavailable", "the node that moves the payload does not answer any more",
-                               origin="mesh", retryable=True)
-        await one.wait(min(until, deadline) - now)
-    message = one.messages.pop(0)
+    message = await one.next(min(time.monotonic() + _QUIET, deadline))
+    if message is None and time.monotonic() >= deadline:
+        raise errors.error("deadline_exceeded", "the call's time ended while a payload moved", origin="caller")
+    if message is None:
+        raise errors.error("unavailable", "the node that moves the payload does not answer any more", origin="mesh",
+                           retryable=True)
     answers.result(message)
     return message
 
