@@ -62,7 +62,7 @@ def test_when_the_registry_is_asked():
 def test_a_refused_publish_fails_the_call_that_it_is_about():
     async def refuse():
         connection = object.__new__(Connection)
-        connection.pending, connection.numbers, connection._denied = {}, itertools.count(), set()
+        connection.pending, connection.numbers, connection.inbox = {}, itertools.count(), "i."
         runs, refused, later = (Pending(connection, "tools.s.t") for _ in range(3))
         runs.sign += 1  # its node has said so
 
