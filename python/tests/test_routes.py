@@ -3,9 +3,10 @@
 import asyncio
 import collections
 import itertools
+from types import SimpleNamespace
 
 from toolmesh._client import routes
-from toolmesh._client.call import Pending
+from toolmesh._client.call import Call, Pending
 from toolmesh._client.connection import Connection
 
 
@@ -47,16 +48,28 @@ def test_a_node_that_refused_is_passed_over():
 
 
 def test_when_the_registry_is_asked():
-    known = routes.Routes(None)  # type: ignore[arg-type]  # it asks nobody
-    first = known.stale("s", "t")
-    assert first is not None and known.stale("s", "t") is None and known.stale("s", "other") is not first
+    asked = []
+
+    def beside(question):
+        question.close()
+        asked.append(question)
+
+    known = routes.Routes(SimpleNamespace(beside=beside))  # type: ignore[arg-type]
+
+    def asks(tool: str) -> bool:
+        before = len(asked)
+        known.learn(Call("s", tool, b"", "r"))
+        return len(asked) > before
+
+    assert asks("t") and not asks("t") and asks("other")
+    first = known._known["s", "t"]
     first.asked -= routes.FRESH
-    assert known.stale("s", "t") is first
+    assert asks("t") and known._known["s", "t"] is first
     first.take({"nodes": [{"node": "n", "boot": "b"}]})
     first.asked -= routes.FRESH / 2
-    assert known.stale("s", "t") is None
+    assert not asks("t")
     first.forget(first.places[0])
-    assert known.stale("s", "t") is first
+    assert asks("t")
 
 
 def test_a_refused_publish_fails_the_call_that_it_is_about():

@@ -125,11 +125,17 @@ class Routes:
         return True
 
     def learn(self, call: Call) -> None:
-        """Asks the registry in the background which nodes serve the tool of a call, if unknown."""
-        route = self.stale(call.session, call.tool)
-        if route is not None:
-            route.idempotent = False  # an earlier answer may be wrong by now
-            route.asking = self._connection.beside(self._ask(route, call.session, call.tool))
+        """Asks the registry in the background which nodes serve the tool of a call, if its answer is missing or old."""
+        route = self._known.get((call.session, call.tool))
+        now = time.monotonic()
+        if route is None:
+            if len(self._known) >= _ROUTES:
+                del self._known[next(iter(self._known))]
+            route = self._known[call.session, call.tool] = Route()
+        elif now - route.asked < (FRESH if route.places else FRESH / 5):
+            return
+        route.asked, route.idempotent = now, False  # an earlier answer may be wrong by now
+        route.asking = self._connection.beside(self._ask(route, call.session, call.tool))
 
     async def idempotent(self, call: Call, seconds: float | None) -> bool:
         """Whether the tool of a lost call is declared idempotent, so that the call may be repeated. Waits at most that
@@ -143,16 +149,3 @@ class Routes:
     async def _ask(self, route: Route, session: str, tool: str) -> None:
         with contextlib.suppress(errors.MeshError, nats.errors.Error, KeyError, TypeError, ValueError):  # any node does
             route.take(await self._connection.registry(session, "candidates", {"tool": tool}))
-
-    def stale(self, session: str, tool: str) -> Route | None:
-        """The route of a tool if it must be refreshed now; it counts as refreshed then."""
-        known = self._known.get((session, tool))
-        now = time.monotonic()
-        if known is None:
-            if len(self._known) >= _ROUTES:
-                del self._known[next(iter(self._known))]
-            known = self._known[session, tool] = Route()
-        elif now - known.asked < (FRESH if known.places else FRESH / 5):
-            return None
-        known.asked = now
-        return known
