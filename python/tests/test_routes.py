@@ -54,7 +54,7 @@ def test_when_the_registry_is_asked():
         question.close()
         asked.append(question)
 
-    known = routes.Routes(SimpleNamespace(beside=beside))  # type: ignore[arg-type]
+    known = routes.Routes(SimpleNamespace(beside=beside))
 
     def asks(tool: str) -> bool:
         before = len(asked)

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import math
 import os
 import time
 import typing
+from collections.abc import Coroutine, Mapping
+from typing import Any
 
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from .._core import errors
+from .._core import files as _files
 from . import names
 from .answers import timed_out
+from .broker import Broker
 from .clock import FOREVER
-
-if typing.TYPE_CHECKING:
-    import itertools
-    from collections.abc import Coroutine, Mapping
-    from typing import Any
-
-    from nats.aio.msg import Msg
-    from nats.aio.subscription import Subscription
-
-    from .._core import errors
-    from .._worker.schemas.files import File
-    from .broker import Broker
 
 T = typing.TypeVar("T")
 
@@ -103,7 +100,7 @@ class Call:
     place: Place | None = None  # the node to send it to; None: any that the server chooses
     queue: bool = False  # it goes to the queue group
     ref: Ref | None = None  # the reference to the body, if that is too large for a message
-    files: list[tuple[str, File]] = dataclasses.field(default_factory=list)  # by their marks in the body
+    files: list[tuple[str, _files.File]] = dataclasses.field(default_factory=list)  # by their marks in the body
     stored: list[Ref] = dataclasses.field(default_factory=list)  # those in the store
     ran: bool | None = False  # whether an attempt began, or None if unknown
     described: str = ""  # the revision of the caller's description

@@ -23,8 +23,12 @@ import re
 import secrets
 import time
 import typing
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import nats.errors
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from .._core import errors, values
 from . import finding, names, payloads, routes
@@ -32,15 +36,7 @@ from .answers import NoResponders, outdated, refused, result, timed_out, unreach
 from .broker import Broker, taking
 from .call import AGAIN, SILENCE, Call, Node, Pending, Ref
 from .clock import Clock
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from typing import Any
-
-    from nats.aio.msg import Msg
-    from nats.aio.subscription import Subscription
-
-    from .finding import Found
+from .finding import Found
 
 T = typing.TypeVar("T")
 

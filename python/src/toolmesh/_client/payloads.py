@@ -17,18 +17,14 @@ import tempfile
 import time
 import typing
 import uuid
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from nats.aio.msg import Msg
 
 from .._core import errors, files
 from . import answers, names
-from .call import Link, Pending, Ref, number
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import BinaryIO
-
-    from nats.aio.msg import Msg
-
-    from .call import Call
+from .call import Call, Link, Pending, Ref, number
 
 ROOM = 4096  # room for the headers of a request in a message
 _PIECE = 256 << 10

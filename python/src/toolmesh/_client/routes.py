@@ -12,18 +12,13 @@ import contextlib
 import dataclasses
 import random
 import time
-import typing
+from collections.abc import Callable
+from typing import Any
 
 import nats.errors
 
 from .._core import errors
-from .call import Place
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from .call import Call, Link
+from .call import Call, Link, Place
 
 ROOM = 30.0  # seconds for which a call without a timeout waits for a free slot
 FRESH = 5.0  # seconds after which a route in use is refreshed

@@ -10,26 +10,19 @@ import asyncio
 import contextlib
 import json
 import time
-import typing
+from collections.abc import AsyncGenerator, Callable
 
 import nats.errors
+from nats.aio.msg import Msg
 
 from .._core import errors
 from . import names
 from .answers import NoResponders, outdated, result
-from .call import SILENCE, Pending, Ref, number
-from .connection import TICK, subject
+from .call import SILENCE, Call, Pending, Ref, number
+from .connection import TICK, Connection, subject
 from .payloads import read
 
-if typing.TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
-    from nats.aio.msg import Msg
-
-    from .call import Call
-    from .connection import Connection
-
-    Queue = asyncio.Queue[list[bytes] | Exception | None]
+Queue = asyncio.Queue[list[bytes] | Exception | None]
 
 _MOST, _FIRST, _LEAST = 512, 128, 8  # items in flight: max, before their size is known, min
 _BYTES = 4 << 20  # bytes in flight, approximately

@@ -15,20 +15,17 @@ import logging
 import os
 import re
 import threading
-import typing
 import weakref
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
 
 from .. import binary
 from .._client.answers import bare, refused
 from .._core import errors, values
 from .._locks import lock
 
-if typing.TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-    from typing import Any
-
-    Frame = dict[str, Any]
+Frame = dict[str, Any]
 
 _log = logging.getLogger("toolmesh")
 MOST = (64 << 20) - (64 << 10)  # max bytes of a value: a frame has 64 MiB

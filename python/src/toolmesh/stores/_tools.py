@@ -17,11 +17,8 @@ from typing import Any
 
 from .._client.answers import refused
 from .._core import binding, schema, values
-from ..remote import by_name, hints
+from ..remote import RemoteTool, by_name, hints
 from ._fitting import fitted, plain, refusal, takes_null
-
-if typing.TYPE_CHECKING:
-    from ..remote import RemoteTool
 
 Arguments = dict[str, Any]
 
