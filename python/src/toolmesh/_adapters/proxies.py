@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import mesh as _here
 from .._client.answers import api, refused
-from .._core import values
+from .._core import tool_side, values
 from .._locks import lock
 from ..client import Mesh
 from ..remote import Description, Named, declared
@@ -171,8 +171,4 @@ async def awhole(proxy: RPCProxyTool, /, **kwargs: Any) -> Any:
 
 def plain(arguments: dict[str, Any], tool: str, schema: dict[str, Any] | None = None) -> Any:
     """Arguments in their JSON form."""
-    try:
-        body = values.encode(arguments)
-    except (values.NotSerializable, TypeError, ValueError) as failure:
-        raise refused("invalid_arguments", f"not JSON: {failure}", tool) from None
-    return values.decode(declared(body, schema or {}))
+    return values.decode(declared(tool_side._encoded(tool, arguments), schema or {}))

@@ -27,7 +27,6 @@ T = typing.TypeVar("T")
 SILENCE = 2.5  # seconds without a keepalive after which a node may be lost
 STALLED = 0.5  # how late a wait may end before this process counts as frozen: then it waits anew
 AGAIN = ".again"  # suffix of the inbox of a repeated request: a 503 to it is not one to the first
-_REFUSED = 0.1  # max seconds for which a busy node is avoided
 
 
 def number(text: str) -> int | None:
@@ -75,10 +74,6 @@ class Place:
     def taken(self) -> float:
         """The used share of its slots, as far as known."""
         return max(self.load, self.ours / self.slots)
-
-    def refused(self, after: float) -> None:
-        """Records that it was busy, and when to try again."""
-        self.full = time.monotonic() + min(after, _REFUSED)
 
 
 @dataclasses.dataclass

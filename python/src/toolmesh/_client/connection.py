@@ -496,7 +496,8 @@ class Connection:
                 if (number - waits >= _ATTEMPTS or "waited_ms" in failure.details  # it waited for long enough
                         or failure.details.get("reason") == "session_worker_unavailable"):  # the next has a new worker
                     raise
-                if routes.gone(failure) and self._routes.elsewhere(call):
+                gone = failure.started is False and failure.code in ("unavailable", "tool_not_found")
+                if gone and self._routes.elsewhere(call):
                     continue
                 if failure.started is False and (
                     failure.code == "busy" or failure.code == "unavailable" and failure.origin != "caller"

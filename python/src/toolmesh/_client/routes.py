@@ -23,6 +23,7 @@ from .call import Call, Link, Place
 ROOM = 30.0  # seconds for which a call without a timeout waits for a free slot
 FRESH = 5.0  # seconds after which a route in use is refreshed
 _ROUTES = 10_000
+_REFUSED = 0.1  # max seconds for which a busy node is avoided
 
 
 @dataclasses.dataclass
@@ -58,10 +59,6 @@ class Route:
                 old.load, old.slots, old.weight = new.load, new.slots, new.weight
             self.places.append(old or new)
 
-    def forget(self, place: Place) -> None:
-        """A node has stopped serving the tool."""
-        self.places = [one for one in self.places if one is not place]
-
 
 def room(failure: errors.MeshError, waits: int) -> float | None:
     """The min wait after a busy refusal: the node's own figure, an hour at most, else a short one, as another node may
@@ -72,11 +69,6 @@ def room(failure: errors.MeshError, waits: int) -> float | None:
     if isinstance(after, (int, float)) and after > 0:
         return min(after / 1000, 3600.0)
     return 0.005 * 2.0 ** min(waits, 7) if failure.details.get("limit") == "slots" else None
-
-
-def gone(failure: errors.MeshError) -> bool:
-    """Whether a node does not serve the tool of a call, which has not started."""
-    return failure.started is False and failure.code in ("unavailable", "tool_not_found")
 
 
 class Routes:
@@ -104,7 +96,7 @@ class Routes:
         node, only that one can run the call."""
         if call.place is None or "node" in failure.details:
             return False
-        call.place.refused(after)
+        call.place.full = time.monotonic() + min(after, _REFUSED)
         route = self._known.get((call.session, call.tool))
         return route is not None and route.choose(self._well) is not None
 
@@ -115,7 +107,7 @@ class Routes:
             return False
         route = self._known.get((call.session, call.tool))
         if route is not None:
-            route.forget(place)
+            route.places = [one for one in route.places if one is not place]
         call.queue = True
         return True
 

@@ -332,12 +332,9 @@ class Asked:
 
     def items(self) -> Iterator[Any]:
         try:
-            while True:
-                more, item = self._answers[0].result()
-                if not more:
-                    return
+            while (answer := self._answers[0].result())[0]:
                 self._had()
-                yield item
+                yield answer[1]
         except Exception as failure:
             bare(failure)
             raise
@@ -346,12 +343,9 @@ class Asked:
 
     async def aitems(self) -> AsyncIterator[Any]:
         try:
-            while True:
-                more, item = await asyncio.wrap_future(self._answers[0])
-                if not more:
-                    return
+            while (answer := await asyncio.wrap_future(self._answers[0]))[0]:
                 self._had()
-                yield item
+                yield answer[1]
         except Exception as failure:
             bare(failure)
             raise

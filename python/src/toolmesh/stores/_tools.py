@@ -93,8 +93,6 @@ class Tool(abc.ABC):
 
 
 class MeshTool(Tool):
-    """A tool of the mesh."""
-
     def __init__(self, remote: RemoteTool, mesh: Any) -> None:
         self.id, self.mesh, self.kind = remote.id, mesh, "generator" if remote.streaming else "sync"
         super().__init__(remote.id.partition(".")[2], remote.description, remote.input_schema, remote.__signature__)
