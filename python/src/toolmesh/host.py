@@ -243,8 +243,6 @@ class _Offered:
 
 
 class _Call:
-    """One call being served."""
-
     __slots__ = ("id", "offered", "positional", "keyword", "stream", "credit", "sent", "context", "thread", "task",
                  "cancelled", "flow", "key", "bridge")
 

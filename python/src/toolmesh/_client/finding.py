@@ -171,7 +171,6 @@ def _no_password() -> str:
 
 
 def _state() -> pathlib.Path:
-    """The user's state folder."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return pathlib.Path(state, "toolmesh")
 

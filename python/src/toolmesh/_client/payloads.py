@@ -154,7 +154,7 @@ async def _page(link: Link, where: str, high: int, count: int, deadline: float) 
                     continue
             elif headers.get("Mesh-Count") == str(count + len(page)):
                 last, _, terminal = headers.get("Mesh-High", "0").partition(";")
-                if (reached := number(last)) is not None:
+                if (reached := number(last)) is not None and (page or terminal):
                     return page, reached, bool(terminal)
             raise errors.error("unavailable", "a piece of the payload was lost on its way", origin="mesh",
                                retryable=True)

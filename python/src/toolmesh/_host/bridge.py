@@ -13,7 +13,6 @@ import itertools
 import json
 import logging
 import os
-import re
 import threading
 import weakref
 from collections import deque
@@ -30,8 +29,7 @@ Frame = dict[str, Any]
 _log = logging.getLogger("toolmesh")
 MOST = (64 << 20) - (64 << 10)  # max bytes of a value: a frame has 64 MiB
 _READ = 1 << 18
-_LEVEL = re.compile(r"\blevel=(\w+)")
-_LEVELS = {"WARN": logging.WARNING, "ERROR": logging.ERROR, "INFO": logging.INFO}
+_LEVELS = {"WARN": logging.WARNING, "ERROR": logging.ERROR}
 _CREDIT = 64  # items in flight of another tool's stream
 _text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -378,8 +376,8 @@ async def _listen(stderr: asyncio.StreamReader, said: deque[str]) -> None:
             return
         text = line.decode(errors="replace").rstrip()
         said.append(text)
-        level = _LEVEL.search(text)
-        _log.log(_LEVELS.get(level.group(1), logging.INFO) if level else logging.INFO, "mesh bridge: %s", text)
+        level = text.partition("level=")[2].partition(" ")[0]
+        _log.log(_LEVELS.get(level, logging.INFO), "mesh bridge: %s", text)
 
 
 def _forked() -> None:
