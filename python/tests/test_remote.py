@@ -26,7 +26,7 @@ def test_further_positional_arguments():
 
     made = schema.signature(rest)
     told = Description({"id": "a.rest", "input_schema": made.input_schema, "varargs": "values"})
-    assert told.arguments((1, 2, 3), {"unit": "s"}) == {"first": 1, "values": [2, 3], "unit": "s"}
+    assert told.arguments((1, 2, 3), {"unit": "s"}) == {"first": 1, "values": (2, 3), "unit": "s"}
     assert told.arguments((1,), {}) == {"first": 1}
     named = {"values": [2, 3]}
     assert told.arguments((1,), named) == {"first": 1, "values": [2, 3]} and named == {"values": [2, 3]}

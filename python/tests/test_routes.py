@@ -3,9 +3,11 @@
 import asyncio
 import collections
 import itertools
+import math
+from types import SimpleNamespace
 
 from toolmesh._client import routes
-from toolmesh._client.call import Pending
+from toolmesh._client.call import Call, Pending
 from toolmesh._client.connection import Connection
 
 
@@ -40,29 +42,41 @@ def test_the_freer_of_two():
 
 def test_a_node_that_refused_is_passed_over():
     known = route(("one", {}), ("two", {}))
-    known.places[0].refused(60)
+    known.places[0].full = math.inf
     assert set(drawn(known, 100)) == {"two"}
-    known.places[1].refused(60)
+    known.places[1].full = math.inf
     assert known.choose(lambda place: True) is None
 
 
 def test_when_the_registry_is_asked():
-    known = routes.Routes(None)  # type: ignore[arg-type]  # it asks nobody
-    first = known.stale("s", "t")
-    assert first is not None and known.stale("s", "t") is None and known.stale("s", "other") is not first
+    asked = []
+
+    def beside(question):
+        question.close()
+        asked.append(question)
+
+    known = routes.Routes(SimpleNamespace(beside=beside))
+
+    def asks(tool: str) -> bool:
+        before = len(asked)
+        known.learn(Call("s", tool, b"", "r"))
+        return len(asked) > before
+
+    assert asks("t") and not asks("t") and asks("other")
+    first = known._known["s", "t"]
     first.asked -= routes.FRESH
-    assert known.stale("s", "t") is first
+    assert asks("t") and known._known["s", "t"] is first
     first.take({"nodes": [{"node": "n", "boot": "b"}]})
     first.asked -= routes.FRESH / 2
-    assert known.stale("s", "t") is None
-    first.forget(first.places[0])
-    assert known.stale("s", "t") is first
+    assert not asks("t")
+    first.places.clear()
+    assert asks("t")
 
 
 def test_a_refused_publish_fails_the_call_that_it_is_about():
     async def refuse():
         connection = object.__new__(Connection)
-        connection.pending, connection.numbers, connection._denied = {}, itertools.count(), set()
+        connection.pending, connection.numbers, connection.inbox = {}, itertools.count(), "i."
         runs, refused, later = (Pending(connection, "tools.s.t") for _ in range(3))
         runs.sign += 1  # its node has said so
 

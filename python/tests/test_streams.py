@@ -73,6 +73,9 @@ def test_headers_without_valid_numbers(text: str) -> None:
         assert stream._bad is not None and stream._bad.code == "protocol_error"
         stream._settle(message(High=text), 1)
         assert stream._high == 0
+        stream._add(message(Chunk="error", Seq="1"))
+        with pytest.raises(errors.ProtocolError):
+            await stream._hand_out()
 
         async def ready() -> Any:
             return SimpleNamespace(publish=publish)
@@ -85,6 +88,26 @@ def test_headers_without_valid_numbers(text: str) -> None:
             await payloads._page(connection, "a", 0, 0, math.inf)
 
     asyncio.run(main())
+
+
+def test_a_page_of_a_payload_without_pieces_is_lost() -> None:
+    """A node that cannot send any piece says so by their number: asked again at once, it would be asked for ever."""
+    async def main() -> None:
+        connection: Any = SimpleNamespace(
+            loop=asyncio.get_running_loop(), inbox="i.", pending={}, numbers=itertools.count())
+
+        async def publish(_subject: str, _body: bytes, reply: str, _headers: dict[str, str]) -> None:
+            connection.pending[reply.removeprefix("i.")].take(
+                SimpleNamespace(data=b"", subject="a", headers={"Mesh-Count": "0", "Mesh-High": "0"}))
+
+        async def ready() -> Any:
+            return SimpleNamespace(publish=publish)
+
+        connection.ready = ready
+        with pytest.raises(errors.Unavailable, match="was lost on its way"):
+            await payloads._page(connection, "a", 0, 0, math.inf)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
 
 
 def test_an_attempt_has_no_items_of_an_earlier_one() -> None:

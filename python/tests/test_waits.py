@@ -2,10 +2,15 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from toolmesh._client import connection
 from toolmesh._client.call import SILENCE, Call, Pending
 from toolmesh._client.connection import Connection
+from toolmesh._client.finding import Found
+from toolmesh._core import errors
 
 
 def test_each_wait_ends_at_its_time():
@@ -83,5 +88,70 @@ def test_many_waits_have_one_timer(monkeypatch):
             await asyncio.sleep(0)
         assert all(one.done() for one in waiting)
         assert looks <= 1 / connection._SLACK + 1
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_call_that_no_node_has_ends_after_its_connection_was_cut(monkeypatch):
+    """The question which node has a call takes as long as a frozen process is taken for one."""
+    async def main() -> None:
+        monkeypatch.setattr(connection, "SILENCE", 1.2)
+        link = Connection(lambda: None, "", "s")  # type: ignore[arg-type,return-value]
+        link._clock.asks = lambda: False  # type: ignore[method-assign]
+
+        async def nothing(*_: object) -> None:
+            pass
+
+        async def post(*_: object) -> None:
+            link.loop.call_soon(lambda: link.beside(link._connected()))  # the answer was lost with the old link
+
+        link._nc = SimpleNamespace(  # type: ignore[assignment]
+            post=post, publish=nothing, flush=nothing, is_closed=False, is_connected=True, stats={"in_bytes": 0},
+            max_payload=1 << 20)
+        with pytest.raises(errors.Unavailable) as failure:
+            await link.unary(Call("s", "a.b", b"{}", "r"))
+        assert failure.value.details == {"reason": "connection_cut"}
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_new_connection_subscribes_to_heartbeats(monkeypatch):
+    """The broker closes a connection whose login expires. The next one needs subscriptions of its own."""
+    async def main() -> None:
+        brokers: list[Any] = []
+
+        def broker(_only_tls: bool) -> Any:
+            made = SimpleNamespace(secured=True, is_closed=False, is_connected=True, options={}, subjects=[])
+
+            async def connect(**_: object) -> None:
+                pass
+
+            async def subscribe(subject: str, **_: object) -> None:
+                made.subjects.append(subject)
+
+            made.connect, made.subscribe = connect, subscribe
+            brokers.append(made)
+            return made
+
+        monkeypatch.setattr(connection, "Broker", broker)
+        link = Connection(lambda: Found(["nats://127.0.0.1"]), "", "s")
+        for _ in range(2):
+            await link.ready()
+            link.listen("n")
+            await asyncio.gather(*link._tasks)
+            brokers[-1].is_closed = True
+        assert [one.subjects[1:] for one in brokers] == [["mesh.hb.n"]] * 2
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_refused_subscriptions_are_not_kept():
+    """Each stream of a caller without a right to live items asks for a subject of its own."""
+    async def main() -> None:
+        link = Connection(lambda: None, "", "s")  # type: ignore[arg-type,return-value]
+        link.inbox = "_INBOX.a."
+        for one in ("_INBOX.a.>", *(f"mesh.live.s.{number}" for number in range(9))):
+            await link._failed(Exception(f'Permissions Violation for Subscription to "{one}"'))
+        assert link._denied == "_INBOX.a.>"
 
     asyncio.run(asyncio.wait_for(main(), 10))

@@ -40,12 +40,9 @@ from ._client import names
 from ._client.answers import api
 from ._core import binding, errors, failures, guard, schema, terminals, values
 from ._host import serving
-from ._host.bridge import MOST, Bridge
+from ._host.bridge import MOST, Bridge, Frame
 from ._locks import lock
 from ._options import Annotations, Options, Unpack
-
-if typing.TYPE_CHECKING:
-    from ._host.bridge import Frame
 
 F = typing.TypeVar("F", bound=Callable[..., Any])
 Self = typing.TypeVar("Self", bound="Host")
@@ -246,8 +243,6 @@ class _Offered:
 
 
 class _Call:
-    """One call being served."""
-
     __slots__ = ("id", "offered", "positional", "keyword", "stream", "credit", "sent", "context", "thread", "task",
                  "cancelled", "flow", "key", "bridge")
 

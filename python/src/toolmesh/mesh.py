@@ -12,9 +12,10 @@ environment, outside of a tool, so that its module runs in a plain test.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import typing
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import toolmesh
@@ -66,38 +67,28 @@ def _here() -> toolmesh.Mesh:
     return typing.cast("toolmesh.Mesh", tool_side) if serves() else default()
 
 
-def call(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Any:
-    """Calls a tool by its full id and returns its result; see Mesh.call."""
-    return _here().call(tool, args, timeout=timeout)
+def _forwarded(function: F) -> F:
+    """A function of the worker's that goes to the mesh of the current code."""
+    name, known = function.__name__, inspect.signature(function).parameters.keys()
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        if unknown := kwargs.keys() - known:
+            raise TypeError(f"{name}() got an unexpected keyword argument {min(unknown)!r}")
+        return getattr(_here(), name)(*args, **kwargs)
+
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        return await plain(*args, **kwargs)
+
+    made = functools.wraps(function)(coroutine if inspect.iscoroutinefunction(function) else plain)
+    made.__module__ = __name__
+    return typing.cast("F", made)
 
 
-def stream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Iterator[Any]:
-    """Calls a tool and yields its items as they arrive; see Mesh.stream."""
-    return _here().stream(tool, args, timeout=timeout)
-
-
-async def acall(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Any:
-    """call, for coroutines."""
-    return await _here().acall(tool, args, timeout=timeout)
-
-
-def astream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> AsyncIterator[Any]:
-    """stream, for coroutines."""
-    return _here().astream(tool, args, timeout=timeout)
-
-
-def batch(
-    calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
-) -> list[Any]:
-    """Makes several calls at once and returns their results in the order of the calls; see Mesh.batch."""
-    return _here().batch(calls, timeout=timeout, return_exceptions=return_exceptions, parallel=parallel)
-
-
-async def abatch(
-    calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False, parallel: bool = False
-) -> list[Any]:
-    """batch, for coroutines."""
-    return await _here().abatch(calls, timeout=timeout, return_exceptions=return_exceptions, parallel=parallel)
+call, acall = _forwarded(tool_side.call), _forwarded(tool_side.acall)
+stream, astream = _forwarded(tool_side.stream), _forwarded(tool_side.astream)
+batch, abatch = _forwarded(tool_side.batch), _forwarded(tool_side.abatch)
+describe, adescribe = _forwarded(tool_side.describe), _forwarded(tool_side.adescribe)
+task = _forwarded(tool_side.task)
 
 
 def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Unpack[Submission]) -> tasks.Task:
@@ -108,21 +99,6 @@ def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Unpack[S
 async def asubmit(tool: str, args: Mapping[str, Any] | None = None, **options: Unpack[Submission]) -> tasks.AsyncTask:
     """submit, for coroutines."""
     return await _here().asubmit(tool, args, **options)
-
-
-def task(id: str) -> tasks.Task:
-    """The durable task with that id; see Mesh.task."""
-    return _here().task(id)
-
-
-def describe(tool: str) -> dict[str, Any]:
-    """The description of a tool, as mesh info --json prints it; ToolNotFound lists the nearest ids."""
-    return _here().describe(tool)
-
-
-async def adescribe(tool: str) -> dict[str, Any]:
-    """describe, for coroutines."""
-    return await _here().adescribe(tool)
 
 
 @typing.overload

@@ -111,6 +111,13 @@ def signature(
     return inspect.Signature(parameters, return_annotation=returns)
 
 
+def hints(signature: inspect.Signature) -> JSONObject:
+    """The annotations of a signature, as a function has them."""
+    found = {name: one.annotation for name, one in signature.parameters.items()}
+    found["return"] = signature.return_annotation
+    return {name: one for name, one in found.items() if one is not inspect.Signature.empty}
+
+
 def declared(body: bytes, input_schema: JSONObject) -> bytes:
     """Arguments with bytes in the form that the tool declares: base64 text, if its schema says so."""
     definitions = input_schema.get("$defs", {})
@@ -143,17 +150,9 @@ F = typing.TypeVar("F", bound=Callable[..., Any])
 
 
 def by_name(signature: inspect.Signature, positional: tuple[Any, ...], keywords: JSONObject) -> JSONObject:
-    """The arguments of a Python call by name, those of *args as a list. TypeError for one without a name or given
+    """The arguments of a Python call by name, those of *args as a tuple. TypeError for one without a name or given
     twice; the tool checks for missing and unknown ones."""
-    given: JSONObject = {}
-    rest = list(positional)
-    for name, one in signature.parameters.items():
-        if rest and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD):
-            given[name] = rest.pop(0)
-        elif rest and one.kind is one.VAR_POSITIONAL:
-            given[name], rest = rest, []
-    if rest:
-        raise TypeError("too many positional arguments")
+    given = signature.bind_partial(*positional).arguments
     if twice := given.keys() & keywords.keys():
         raise TypeError(f"{min(twice)} is given by position and by name")
     return {**given, **keywords}
@@ -213,14 +212,9 @@ class Description:
         self._varargs: str = told.get("varargs") or ""
         self.__signature__: inspect.Signature = signature(
             self.input_schema, self.output_schema, self.streaming, self._varargs)
-        self.__annotations__ = {
-            name: one.annotation for name, one in self.__signature__.parameters.items()
-            if one.annotation is not inspect.Parameter.empty
-        }
+        self.__annotations__ = hints(self.__signature__)
         if self._varargs in self.__annotations__:  # by name it is a list, and frameworks call by name
             self.__annotations__[self._varargs] = list[self.__annotations__[self._varargs]]  # type: ignore[name-defined]
-        if self.__signature__.return_annotation is not inspect.Signature.empty:
-            self.__annotations__["return"] = self.__signature__.return_annotation
 
     def __deepcopy__(self, _memo: Any = None) -> Any:
         return self  # it is immutable, and its connection is unique

@@ -10,19 +10,16 @@ import json
 import keyword
 import re
 import typing
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from .._client import models
 from .._client.background import background
 from .._client.results import _changed
 from .._core import errors
 from ..client import Mesh
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Future
-    from typing import Any
-
-    from ..remote import RemoteTool
+from ..remote import RemoteTool
 
 _NAME = 64
 _HASHED = re.compile(r"t_.*_[0-9a-f]{8}", re.ASCII)

@@ -12,10 +12,10 @@ from typing import Any
 
 from .. import mesh as _here
 from .._client.answers import api, refused
-from .._core import values
+from .._core import tool_side, values
 from .._locks import lock
 from ..client import Mesh
-from ..remote import Description, Named, declared
+from ..remote import Description, declared
 
 CALL = 30.0  # seconds of a call if the tool declares no timeout
 CHUNK = 60.0  # seconds between two items of a stream
@@ -55,11 +55,9 @@ class RPCProxyTool:
         return await self._caller().acall(self._named, self._arguments(args, kwargs), timeout=self._limit(CALL))
 
     @property
-    def _named(self) -> Named:
-        """tool_id, with the known revision of the tool."""
-        named = Named(self.tool_id)
-        named.revision = self._told.revision if self._told is not None else ""
-        return named
+    def _named(self) -> str:
+        """The tool's id, with its revision if that is known."""
+        return self._told._named if self._told is not None else self.tool_id
 
     def _caller(self) -> Any:
         if self._mesh is not None:
@@ -171,8 +169,4 @@ async def awhole(proxy: RPCProxyTool, /, **kwargs: Any) -> Any:
 
 def plain(arguments: dict[str, Any], tool: str, schema: dict[str, Any] | None = None) -> Any:
     """Arguments in their JSON form."""
-    try:
-        body = values.encode(arguments)
-    except (values.NotSerializable, TypeError, ValueError) as failure:
-        raise refused("invalid_arguments", f"not JSON: {failure}", tool) from None
-    return values.decode(declared(body, schema or {}))
+    return values.decode(declared(tool_side._encoded(tool, arguments), schema or {}))

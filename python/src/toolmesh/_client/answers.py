@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import inspect
@@ -112,12 +113,9 @@ def upgraded(described: str, now: str) -> str:
 def failed(message: Msg) -> errors.MeshError:
     """The error in an answer."""
     headers = message.headers or {}
-    told: typing.Any
-    try:
-        found = values.decode(message.data)
-        told = found["error"] if isinstance(found, dict) else None
-    except (ValueError, KeyError):
-        told = None
+    told: typing.Any = None
+    with contextlib.suppress(ValueError, AttributeError):
+        told = values.decode(message.data).get("error")
     if not isinstance(told, dict):
         told = {"message": headers.get("Nats-Service-Error", "")}
     # A number without a name here has the code of its class.

@@ -8,17 +8,14 @@ import concurrent.futures
 import os
 import threading
 import typing
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from .._core import errors
 from .._locks import lock
 from .answers import refused
 
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from typing import Any
-
-    T = typing.TypeVar("T")
-
+T = typing.TypeVar("T")
 
 class Background:
     """The loop and its thread, started at first use."""

@@ -6,18 +6,15 @@ private: if a version lacks one, its own path is used.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import typing
+from collections.abc import Callable
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
-
-if typing.TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-    from typing import Any
-
-    from nats.aio.msg import Msg
+from nats.aio.msg import Msg
 
 _log = logging.getLogger("toolmesh")
 _LINE, _END = b"NATS/1.0\r\n", b"\r\n"

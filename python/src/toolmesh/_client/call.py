@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import math
 import os
 import time
 import typing
+from collections.abc import Coroutine, Mapping
+from typing import Any
 
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from .._core import errors
+from .._core import files as _files
 from . import names
 from .answers import timed_out
+from .broker import Broker
 from .clock import FOREVER
-
-if typing.TYPE_CHECKING:
-    import itertools
-    from collections.abc import Coroutine, Mapping
-    from typing import Any
-
-    from nats.aio.msg import Msg
-    from nats.aio.subscription import Subscription
-
-    from .._core import errors
-    from .._worker.schemas.files import File
-    from .broker import Broker
 
 T = typing.TypeVar("T")
 
 SILENCE = 2.5  # seconds without a keepalive after which a node may be lost
 STALLED = 0.5  # how late a wait may end before this process counts as frozen: then it waits anew
 AGAIN = ".again"  # suffix of the inbox of a repeated request: a 503 to it is not one to the first
-_REFUSED = 0.1  # max seconds for which a busy node is avoided
 
 
 def number(text: str) -> int | None:
@@ -79,10 +75,6 @@ class Place:
         """The used share of its slots, as far as known."""
         return max(self.load, self.ours / self.slots)
 
-    def refused(self, after: float) -> None:
-        """Records that it was busy, and when to try again."""
-        self.full = time.monotonic() + min(after, _REFUSED)
-
 
 @dataclasses.dataclass
 class Call:
@@ -103,7 +95,7 @@ class Call:
     place: Place | None = None  # the node to send it to; None: any that the server chooses
     queue: bool = False  # it goes to the queue group
     ref: Ref | None = None  # the reference to the body, if that is too large for a message
-    files: list[tuple[str, File]] = dataclasses.field(default_factory=list)  # by their marks in the body
+    files: list[tuple[str, _files.File]] = dataclasses.field(default_factory=list)  # by their marks in the body
     stored: list[Ref] = dataclasses.field(default_factory=list)  # those in the store
     ran: bool | None = False  # whether an attempt began, or None if unknown
     described: str = ""  # the revision of the caller's description
@@ -175,7 +167,7 @@ class Pending:
         self.error: errors.MeshError | None = None
         self.node = self.boot = ""
         self.high = 0  # Mesh-High of the last keepalive
-        self.sent = self.sign = self.asked = self.looked = time.monotonic()
+        self.sent = self.sign = self.asked = time.monotonic()
         self.sought = 0.0  # when the node of the call was last looked for
         self.quiet = False  # at the last check nothing had arrived, over a working connection
         self._waiter: asyncio.Future[None] | None = None
@@ -219,18 +211,27 @@ class Pending:
 
     async def wait(self, seconds: float) -> None:
         """Waits for a message, a nudge, or the end of the time. Silence starts anew if this process was frozen."""
-        if not self.messages and self.error is None:
-            loop = self.connection.loop
-            self._waiter, self.due = loop.create_future(), loop.time() + seconds
-            self.connection.due(self.due)
-            try:
-                await self._waiter
-            finally:
-                self._waiter, self.due = None, math.inf
-        now = time.monotonic()
-        if now - self.looked > seconds + STALLED:
+        if self.messages or self.error is not None:
+            return
+        loop, began = self.connection.loop, time.monotonic()
+        self._waiter, self.due = loop.create_future(), loop.time() + seconds
+        self.connection.due(self.due)
+        try:
+            await self._waiter
+        finally:
+            self._waiter, self.due = None, math.inf
+        if (now := time.monotonic()) - began > seconds + STALLED:
             self.sign = now
-        self.looked = now
+
+    async def next(self, until: float) -> Msg | None:
+        """The next message; None at that time, by time.monotonic. Raises the request's failure."""
+        while not self.messages:
+            if self.error is not None:
+                raise self.error
+            if (left := until - time.monotonic()) <= 0:
+                return None
+            await self.wait(left)
+        return self.messages.pop(0)
 
 
 class Link(typing.Protocol):

@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-import typing
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Awaitable
-    from typing import Any
+from collections.abc import Awaitable
+from typing import Any
 
 FOREVER = 100 * 365 * 86400.0  # seconds: longer times count as this
 _EVERY = 60.0  # seconds between two requests for the time

@@ -23,8 +23,12 @@ import re
 import secrets
 import time
 import typing
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import nats.errors
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from .._core import errors, values
 from . import finding, names, payloads, routes
@@ -32,15 +36,7 @@ from .answers import NoResponders, outdated, refused, result, timed_out, unreach
 from .broker import Broker, taking
 from .call import AGAIN, SILENCE, Call, Node, Pending, Ref
 from .clock import Clock
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from typing import Any
-
-    from nats.aio.msg import Msg
-    from nats.aio.subscription import Subscription
-
-    from .finding import Found
+from .finding import Found
 
 T = typing.TypeVar("T")
 
@@ -82,7 +78,7 @@ class Connection:
         self._find, self._name, self._session = find, name, session
         self._nc: Broker | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._denied: set[str] = set()  # inboxes that we may not subscribe to
+        self._denied = ""  # the inbox that we may not subscribe to
         self.nodes: dict[str, Node] = {}
         self._aliases: dict[tuple[str, str], str] = {}
         self._routes = routes.Routes(self)
@@ -167,6 +163,7 @@ class Connection:
                 raise refused("unavailable", "this version of nats-py cannot be made to use TLS: take another")
             nc.options["max_reconnect_attempts"] = -1
             self._nc = nc
+            self.nodes.clear()  # an earlier connection heard them
             await self._subscribe_inbox(nc, bool(found.creds or found.nkey), _mark(found.nkey))
         except BaseException:
             self._nc = None
@@ -185,7 +182,7 @@ class Connection:
             subscription = await nc.subscribe(self.inbox + ">", future=taking(self._receive))
             if key:
                 await nc.flush()
-                if self.inbox + ">" in self._denied:
+                if self._denied == self.inbox + ">":
                     with contextlib.suppress(nats.errors.Error):
                         await subscription.unsubscribe()
                     continue
@@ -220,8 +217,8 @@ class Connection:
         if denied is None:
             return
         what, subject = denied.groups()
-        if what.lower() == "subscription":
-            self._denied.add(subject)
+        if what.lower() == "subscription" and subject == self.inbox + ">":
+            self._denied = subject
         for one in self.pending.values():  # it refuses one by one, in the order in which they were sent
             if one.subject == subject and one.error is None and not one.messages and one.sign == one.asked:
                 one.fail(refused("permission_denied", f"the NATS server does not permit publishing to {subject}: "
@@ -262,15 +259,11 @@ class Connection:
             with contextlib.suppress(nats.errors.Error):
                 await self._nc.publish(subject, body, reply, headers)
 
-    async def subscribe(self, subject: str, take: Callable[[Msg], None]) -> Callable[[], None]:
+    async def subscribe(self, subject: str, take: Callable[[Msg], None]) -> Callable[[], object]:
         """Passes each message to take; the returned function unsubscribes."""
         nc = await self.ready()
         subscription = await nc.subscribe(subject, future=taking(take))
-
-        def end() -> None:
-            self.beside(_ended(subscription))
-
-        return end
+        return lambda: self.beside(_ended(subscription))
 
     def due(self, when: float) -> None:
         """Wakes a wait at that time, by the loop's clock, or some milliseconds later. All waits share one timer: a
@@ -432,7 +425,7 @@ class Connection:
         try:
             await nc.post(one.subject, call.body, one.inbox, headers)
             # The time in which it waited to be written is not the node's.
-            one.sign = one.asked = one.looked = time.monotonic()
+            one.sign = one.asked = time.monotonic()
         except nats.errors.MaxPayloadError:
             raise refused("payload_too_large", f"the arguments are {len(call.body)} bytes, the broker takes messages "
                                                f"of {nc.max_payload}", call.tool) from None
@@ -505,7 +498,8 @@ class Connection:
                 if (number - waits >= _ATTEMPTS or "waited_ms" in failure.details  # it waited for long enough
                         or failure.details.get("reason") == "session_worker_unavailable"):  # the next has a new worker
                     raise
-                if routes.gone(failure) and self._routes.elsewhere(call):
+                gone = failure.started is False and failure.code in ("unavailable", "tool_not_found")
+                if gone and self._routes.elsewhere(call):
                     continue
                 if failure.started is False and (
                     failure.code == "busy" or failure.code == "unavailable" and failure.origin != "caller"
@@ -628,19 +622,12 @@ class Connection:
         try:
             body = question if isinstance(question, bytes) else json.dumps(question).encode()
             await nc.publish(where, body, one.inbox)
-            again = time.monotonic() + others
-            while not one.messages:
-                left = until - time.monotonic()
-                if one.error is not None:
-                    raise one.error
-                if time.monotonic() >= again:
-                    again = time.monotonic() + others
-                    for _ in range(2):
-                        await self.publish(where, body, one.inbox)
-                if left <= 0:
+            while (message := await one.next(min(until, time.monotonic() + others))) is None:
+                if time.monotonic() >= until:
                     raise errors.error("deadline_exceeded", f"no answer on {where} within {wait:g} s", origin="caller")
-                await one.wait(max(min(left, again - time.monotonic()), 0))
-            answer = values.decode(result(one.messages[0]))
+                for _ in range(2):
+                    await self.publish(where, body, one.inbox)
+            answer = values.decode(result(message))
         finally:
             one.close()
         if not isinstance(answer, dict):

@@ -12,12 +12,9 @@ import os
 import pathlib
 import re
 import ssl
-import typing
+from collections.abc import Iterator, Sequence
+from typing import Any
 from urllib.parse import urlsplit
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Any
 
 DEFAULT = "nats://127.0.0.1:4222"
 _SEED = re.compile(r"^S[UA][A-Z2-7]{50,}$", re.MULTILINE)
@@ -174,7 +171,6 @@ def _no_password() -> str:
 
 
 def _state() -> pathlib.Path:
-    """The user's state folder."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return pathlib.Path(state, "toolmesh")
 

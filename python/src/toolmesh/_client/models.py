@@ -9,15 +9,11 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import typing
+from collections.abc import Sequence
+from typing import Any
 
 from .answers import refused
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from .connection import Connection
+from .connection import Connection
 
 _log = logging.getLogger("toolmesh")
 

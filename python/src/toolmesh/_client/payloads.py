@@ -17,18 +17,14 @@ import tempfile
 import time
 import typing
 import uuid
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from nats.aio.msg import Msg
 
 from .._core import errors, files
 from . import answers, names
-from .call import Link, Pending, Ref, number
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import BinaryIO
-
-    from nats.aio.msg import Msg
-
-    from .call import Call
+from .call import Call, Link, Pending, Ref, number
 
 ROOM = 4096  # room for the headers of a request in a message
 _PIECE = 256 << 10
@@ -97,18 +93,12 @@ async def _put(link: Link, session: str, source: BinaryIO, size: int, deadline: 
 
 
 async def _next(one: Pending, deadline: float) -> Msg:
-    until = time.monotonic() + _QUIET
-    while not one.messages:
-        if one.error is not None:
-            raise one.error
-        now = time.monotonic()
-        if now >= deadline:
-            raise errors.error("deadline_exceeded", "the call's time ended while a payload moved", origin="caller")
-        if now >= until:
-            raise errors.error("unavailable", "the node that moves the payload does not answer any more",
-                               origin="mesh", retryable=True)
-        await one.wait(min(until, deadline) - now)
-    message = one.messages.pop(0)
+    message = await one.next(min(time.monotonic() + _QUIET, deadline))
+    if message is None and time.monotonic() >= deadline:
+        raise errors.error("deadline_exceeded", "the call's time ended while a payload moved", origin="caller")
+    if message is None:
+        raise errors.error("unavailable", "the node that moves the payload does not answer any more", origin="mesh",
+                           retryable=True)
     answers.result(message)
     return message
 
@@ -164,7 +154,7 @@ async def _page(link: Link, where: str, high: int, count: int, deadline: float) 
                     continue
             elif headers.get("Mesh-Count") == str(count + len(page)):
                 last, _, terminal = headers.get("Mesh-High", "0").partition(";")
-                if (reached := number(last)) is not None:
+                if (reached := number(last)) is not None and (page or terminal):
                     return page, reached, bool(terminal)
             raise errors.error("unavailable", "a piece of the payload was lost on its way", origin="mesh",
                                retryable=True)

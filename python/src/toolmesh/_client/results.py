@@ -5,19 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import typing
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 from .._core import errors, schema, values
 from . import payloads
 from .answers import upgraded
-from .call import Ref
-
-if typing.TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-    from typing import Any
-
-    from .call import Call
-    from .connection import Connection
+from .call import Call, Ref
+from .connection import Connection
 
 
 async def _changed(link: Connection, session: str, tool: str) -> str:

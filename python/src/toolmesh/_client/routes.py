@@ -12,22 +12,18 @@ import contextlib
 import dataclasses
 import random
 import time
-import typing
+from collections.abc import Callable
+from typing import Any
 
 import nats.errors
 
 from .._core import errors
-from .call import Place
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from .call import Call, Link
+from .call import Call, Link, Place
 
 ROOM = 30.0  # seconds for which a call without a timeout waits for a free slot
 FRESH = 5.0  # seconds after which a route in use is refreshed
 _ROUTES = 10_000
+_REFUSED = 0.1  # max seconds for which a busy node is avoided
 
 
 @dataclasses.dataclass
@@ -63,10 +59,6 @@ class Route:
                 old.load, old.slots, old.weight = new.load, new.slots, new.weight
             self.places.append(old or new)
 
-    def forget(self, place: Place) -> None:
-        """A node has stopped serving the tool."""
-        self.places = [one for one in self.places if one is not place]
-
 
 def room(failure: errors.MeshError, waits: int) -> float | None:
     """The min wait after a busy refusal: the node's own figure, an hour at most, else a short one, as another node may
@@ -77,11 +69,6 @@ def room(failure: errors.MeshError, waits: int) -> float | None:
     if isinstance(after, (int, float)) and after > 0:
         return min(after / 1000, 3600.0)
     return 0.005 * 2.0 ** min(waits, 7) if failure.details.get("limit") == "slots" else None
-
-
-def gone(failure: errors.MeshError) -> bool:
-    """Whether a node does not serve the tool of a call, which has not started."""
-    return failure.started is False and failure.code in ("unavailable", "tool_not_found")
 
 
 class Routes:
@@ -109,7 +96,7 @@ class Routes:
         node, only that one can run the call."""
         if call.place is None or "node" in failure.details:
             return False
-        call.place.refused(after)
+        call.place.full = time.monotonic() + min(after, _REFUSED)
         route = self._known.get((call.session, call.tool))
         return route is not None and route.choose(self._well) is not None
 
@@ -120,16 +107,22 @@ class Routes:
             return False
         route = self._known.get((call.session, call.tool))
         if route is not None:
-            route.forget(place)
+            route.places = [one for one in route.places if one is not place]
         call.queue = True
         return True
 
     def learn(self, call: Call) -> None:
-        """Asks the registry in the background which nodes serve the tool of a call, if unknown."""
-        route = self.stale(call.session, call.tool)
-        if route is not None:
-            route.idempotent = False  # an earlier answer may be wrong by now
-            route.asking = self._connection.beside(self._ask(route, call.session, call.tool))
+        """Asks the registry in the background which nodes serve the tool of a call, if its answer is missing or old."""
+        route = self._known.get((call.session, call.tool))
+        now = time.monotonic()
+        if route is None:
+            if len(self._known) >= _ROUTES:
+                del self._known[next(iter(self._known))]
+            route = self._known[call.session, call.tool] = Route()
+        elif now - route.asked < (FRESH if route.places else FRESH / 5):
+            return
+        route.asked, route.idempotent = now, False  # an earlier answer may be wrong by now
+        route.asking = self._connection.beside(self._ask(route, call.session, call.tool))
 
     async def idempotent(self, call: Call, seconds: float | None) -> bool:
         """Whether the tool of a lost call is declared idempotent, so that the call may be repeated. Waits at most that
@@ -143,16 +136,3 @@ class Routes:
     async def _ask(self, route: Route, session: str, tool: str) -> None:
         with contextlib.suppress(errors.MeshError, nats.errors.Error, KeyError, TypeError, ValueError):  # any node does
             route.take(await self._connection.registry(session, "candidates", {"tool": tool}))
-
-    def stale(self, session: str, tool: str) -> Route | None:
-        """The route of a tool if it must be refreshed now; it counts as refreshed then."""
-        known = self._known.get((session, tool))
-        now = time.monotonic()
-        if known is None:
-            if len(self._known) >= _ROUTES:
-                del self._known[next(iter(self._known))]
-            known = self._known[session, tool] = Route()
-        elif now - known.asked < (FRESH if known.places else FRESH / 5):
-            return None
-        known.asked = now
-        return known

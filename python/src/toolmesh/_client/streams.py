@@ -10,26 +10,19 @@ import asyncio
 import contextlib
 import json
 import time
-import typing
+from collections.abc import AsyncGenerator, Callable
 
 import nats.errors
+from nats.aio.msg import Msg
 
-from .._core import errors, values
+from .._core import errors
 from . import names
 from .answers import NoResponders, outdated, result
-from .call import SILENCE, Pending, Ref, number
-from .connection import TICK, subject
+from .call import SILENCE, Call, Pending, Ref, number
+from .connection import TICK, Connection, subject
 from .payloads import read
 
-if typing.TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
-    from nats.aio.msg import Msg
-
-    from .call import Call
-    from .connection import Connection
-
-    Queue = asyncio.Queue[list[bytes] | Exception | None]
+Queue = asyncio.Queue[list[bytes] | Exception | None]
 
 _MOST, _FIRST, _LEAST = 512, 128, 8  # items in flight: max, before their size is known, min
 _BYTES = 4 << 20  # bytes in flight, approximately
@@ -111,7 +104,7 @@ class Attempt:
         """Sends the call and passes on all of its items."""
         call, one = self.call, self._one
         granting: asyncio.Task[None] | None = None
-        end: Callable[[], None] | None = None
+        end: Callable[[], object] | None = None
         complete = False
         try:
             headers = {**self.connection.headers(call), "Mesh-Stream": "1", "Mesh-Credit": str(_FIRST)}
@@ -287,17 +280,13 @@ class Attempt:
             self._replayed = time.monotonic()
             nc = await self.connection.ready()
             await nc.publish(asked.subject, json.dumps({"from_seq": first}).encode(), asked.inbox)
-            while True:
-                await asked.wait(_REPLAY)
-                if not asked.messages:
-                    return
-                message = asked.messages.pop(0)
+            while (message := await asked.next(time.monotonic() + _REPLAY)) is not None:
                 if "Mesh-Chunk" not in (message.headers or {}):
                     self._settle(message, first)
                     return
                 self._add(message)
-        except (NoResponders, errors.Unavailable, nats.errors.Error):
-            pass
+        except (NoResponders, errors.Unavailable, errors.PermissionDenied, nats.errors.Error):
+            pass  # live delivery may have all of it
         except errors.MeshError as failure:
             self._bad = failure
         finally:
@@ -324,6 +313,6 @@ class Attempt:
 
 
 def _ended(body: bytes) -> errors.MeshError:
-    found = values.decode(body)
-    told = found.get("error", found) if isinstance(found, dict) else {}
-    return errors.rebuilt(told, "")
+    with contextlib.suppress(ValueError, AttributeError):  # it is no error object
+        return errors.failure(body, "")
+    return errors.error("protocol_error", "the error that ended the stream cannot be read", origin="caller")

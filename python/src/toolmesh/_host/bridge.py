@@ -13,28 +13,23 @@ import itertools
 import json
 import logging
 import os
-import re
 import threading
-import typing
 import weakref
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
 
 from .. import binary
 from .._client.answers import bare, refused
 from .._core import errors, values
 from .._locks import lock
 
-if typing.TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-    from typing import Any
-
-    Frame = dict[str, Any]
+Frame = dict[str, Any]
 
 _log = logging.getLogger("toolmesh")
 MOST = (64 << 20) - (64 << 10)  # max bytes of a value: a frame has 64 MiB
 _READ = 1 << 18
-_LEVEL = re.compile(r"\blevel=(\w+)")
-_LEVELS = {"WARN": logging.WARNING, "ERROR": logging.ERROR, "INFO": logging.INFO}
+_LEVELS = {"WARN": logging.WARNING, "ERROR": logging.ERROR}
 _CREDIT = 64  # items in flight of another tool's stream
 _text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -335,12 +330,9 @@ class Asked:
 
     def items(self) -> Iterator[Any]:
         try:
-            while True:
-                more, item = self._answers[0].result()
-                if not more:
-                    return
+            while (answer := self._answers[0].result())[0]:
                 self._had()
-                yield item
+                yield answer[1]
         except Exception as failure:
             bare(failure)
             raise
@@ -349,12 +341,9 @@ class Asked:
 
     async def aitems(self) -> AsyncIterator[Any]:
         try:
-            while True:
-                more, item = await asyncio.wrap_future(self._answers[0])
-                if not more:
-                    return
+            while (answer := await asyncio.wrap_future(self._answers[0]))[0]:
                 self._had()
-                yield item
+                yield answer[1]
         except Exception as failure:
             bare(failure)
             raise
@@ -387,8 +376,8 @@ async def _listen(stderr: asyncio.StreamReader, said: deque[str]) -> None:
             return
         text = line.decode(errors="replace").rstrip()
         said.append(text)
-        level = _LEVEL.search(text)
-        _log.log(_LEVELS.get(level.group(1), logging.INFO) if level else logging.INFO, "mesh bridge: %s", text)
+        level = text.partition("level=")[2].partition(" ")[0]
+        _log.log(_LEVELS.get(level, logging.INFO), "mesh bridge: %s", text)
 
 
 def _forked() -> None:

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import re
 import typing
+from collections.abc import Callable
+from typing import Any
 
 from .._client.answers import refused
-from .._core import values
+from .._core import errors, values
 
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from .._core import errors
-
-    Schema = dict[str, Any]
+Schema = dict[str, Any]
 
 _JSON = (dict, list, tuple, str, int, float, bool, type(None))
 _INTEGER = re.compile(r"[+-]?[0-9]{1,300}", re.ASCII)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import re
-import typing
+from collections.abc import Mapping, Sequence
 
 from .._client.installing import shown
 from .._core import errors
@@ -14,9 +14,6 @@ from .._local import ask, local
 from .._locks import lock
 from ..client import Mesh
 from ..remote import RemoteTool
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:[:@](.+))?", re.ASCII)
 _PLAIN = re.compile(r"[^A-Za-z0-9_]+")

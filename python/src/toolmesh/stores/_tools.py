@@ -17,11 +17,8 @@ from typing import Any
 
 from .._client.answers import refused
 from .._core import binding, schema, values
-from ..remote import by_name
+from ..remote import RemoteTool, by_name, hints
 from ._fitting import fitted, plain, refusal, takes_null
-
-if typing.TYPE_CHECKING:
-    from ..remote import RemoteTool
 
 Arguments = dict[str, Any]
 
@@ -90,19 +87,12 @@ class Tool(abc.ABC):
         made = kinds[self.kind]
         made.__name__ = made.__qualname__ = self.name
         made.__doc__, made.__signature__, made.__module__ = self.doc or None, self.signature, __package__
-        made.__annotations__ = {
-            name: one.annotation for name, one in self.signature.parameters.items()
-            if one.annotation is not inspect.Parameter.empty
-        }
-        if self.signature.return_annotation is not inspect.Signature.empty:
-            made.__annotations__["return"] = self.signature.return_annotation
+        made.__annotations__ = hints(self.signature)
         made._tool = self
         return typing.cast("Callable[..., Any]", made)
 
 
 class MeshTool(Tool):
-    """A tool of the mesh."""
-
     def __init__(self, remote: RemoteTool, mesh: Any) -> None:
         self.id, self.mesh, self.kind = remote.id, mesh, "generator" if remote.streaming else "sync"
         super().__init__(remote.id.partition(".")[2], remote.description, remote.input_schema, remote.__signature__)

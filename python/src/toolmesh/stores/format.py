@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Any
 
 
 class ProviderFormat(str, enum.Enum):
@@ -36,9 +35,3 @@ def short(name: str, provider: ProviderFormat) -> str:
         return name if _DOTTED.fullmatch(name) else ""
     name = name.replace(".", "-")
     return name if _PLAIN.fullmatch(name) else ""
-
-
-def inner(declaration: dict[str, Any]) -> dict[str, Any]:
-    """The part of a declaration with the tool's name and description."""
-    found: dict[str, Any] = declaration.get("function", declaration)
-    return found

@@ -21,7 +21,7 @@ from ..client import Mesh
 from ._fitting import plain
 from ._sources import Source, mesh_here
 from ._tools import MeshTool, Tool, tool_of
-from .format import RENDERED, ProviderFormat, inner, short
+from .format import RENDERED, ProviderFormat, short
 from .parse import llm_parse_json
 
 __all__ = ["BaseIndex", "Index", "LocalIndex", "RemoteIndex"]
@@ -141,7 +141,7 @@ class BaseIndex:
         found, names = background.run(lambda: render(mesh._links.here(), mesh.session_name, question))
         shorts = collections.Counter(short(one.name, chosen) for one in self._tools)
         for one in found:
-            part = inner(one)
+            part = one.get("function", one)
             tool = keys[names[part["name"]]]
             name = short(tool.name, chosen)
             if name and shorts[name] == 1 and keys.get(names.get(name, ""), tool) is tool:
