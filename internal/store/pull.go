@@ -112,7 +112,7 @@ func (st Store) publish(ctx context.Context, m *nats.Msg, what string, options .
 		return 0, fmt.Errorf("%s: %w: %w", what, ErrFull, err)
 	case errors.Is(err, nats.ErrMaxPayload):
 		return 0, bus.SendError(err, m.Size(), st.MaxPayload())
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case ctx.Err() != nil:
 		return 0, fmt.Errorf("%s: %w", what, err)
 	}
 	return 0, apiError(what, err)

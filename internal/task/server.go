@@ -463,6 +463,9 @@ func (s *Service) remove(ctx context.Context, session subjects.SessionID, q *cod
 	if q.State != "" && !codec.TaskState(q.State).Ended() {
 		return nil, invalid("state is %q: only tasks that have ended are removed: %s, %s or %s", q.State, codec.TaskSucceeded, codec.TaskFailed, codec.TaskCancelled)
 	}
+	if q.OlderMS < 0 {
+		return nil, invalid("older_ms is %d: it cannot be negative", q.OlderMS)
+	}
 	done := new(codec.TasksRemoved)
 	if q.ID != "" {
 		t, err := s.mine(ctx, session, q.ID)
