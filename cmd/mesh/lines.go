@@ -3,9 +3,11 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -149,7 +151,11 @@ func (a *lines) read(line []byte, call *lineCall) ([]client.CallOption, error) {
 	bad := func(format string, args ...any) error {
 		return refused(toolmesh.OriginCaller, toolmesh.CodeInvalidRequest, format, args...)
 	}
-	if err := decodeStrictly(line, call); err != nil {
+	err := decodeStrictly(line, call)
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		err = fmt.Errorf("%s is a JSON %s", cmp.Or(wrong.Field, "the line"), wrong.Value)
+	}
+	if err != nil {
 		return nil, bad(`the line is not {"id","tool","args","timeout","session","stream","key"}: %w`, err)
 	}
 	if call.Tool == "" {
@@ -160,7 +166,6 @@ func (a *lines) read(line []byte, call *lineCall) ([]client.CallOption, error) {
 	}
 	most := a.most
 	if call.Timeout != "" {
-		var err error
 		if most, err = time.ParseDuration(call.Timeout); err != nil || most < time.Millisecond {
 			return nil, bad(`timeout is %q: it is a time such as "2s", at least 1ms`, call.Timeout)
 		}

@@ -581,15 +581,18 @@ func (m *Manager) Uninstall(ctx context.Context, name subjects.IndexName, sessio
 	if errors.Is(err, store.ErrNoKey) {
 		known := make([]string, 0)
 		for _, r := range m.view.Indexes() {
-			if r.Session == "" || r.Session == session {
+			if r.Session == session {
 				known = append(known, string(r.Name))
 			}
 		}
-		hint := "mesh indexes lists what is"
+		hint, owner := "mesh indexes lists what is", ""
+		if session != "" {
+			owner = fmt.Sprintf(" for session %q alone", session)
+		}
 		if near := tool.Nearest(string(name), known, 1); len(near) > 0 {
 			hint = "did you mean " + near[0] + "?"
 		}
-		return installFailed("unknown", "no index %q is installed; %s", name, hint)
+		return installFailed("unknown", "no index %q is installed%s; %s", name, owner, hint)
 	}
 	if err != nil {
 		return unreadable(err)

@@ -25,6 +25,11 @@ func TestUninstallOfAMissingIndex(t *testing.T) {
 	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, "idx") {
 		t.Errorf("uninstall: %v", err)
 	}
+	// Of a session: the mesh's own index of that name is no answer.
+	err = n.Uninstall(t.Context(), "idx", "bob")
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, `session "bob"`) || strings.Contains(e.Message, "did you mean") {
+		t.Errorf("uninstall: %v", err)
+	}
 }
 
 // An uninstall cancels the install of its name, with an error to its callers, and the build of the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -130,6 +131,28 @@ func TestWritesFailWithoutABroker(t *testing.T) {
 	wantCode(t, err, toolmesh.CodeUnavailable, toolmesh.StartedNo)
 	if !store.IsUnavailable(err) {
 		t.Fatalf("IsUnavailable(%v) is false", err)
+	}
+}
+
+// A server with a full disk takes a message and does not answer. The caller's time is not up then.
+func TestWriteThatIsNotConfirmedIsUnavailable(t *testing.T) {
+	t.Parallel()
+	b := open(t, meshtest.Broker(t).Connect(t), nil)
+	ensure(t, b, nil)
+	silent := config(t, b, subjects.KVStream(subjects.BucketNodes))
+	silent.NoAck = true
+	if _, err := b.JetStream().UpdateStream(t.Context(), silent); err != nil {
+		t.Fatal(err)
+	}
+	_, err := b.Put(t.Context(), nodeKey("n1"), nil, 0)
+	wantCode(t, err, toolmesh.CodeUnavailable, toolmesh.StartedUnknown)
+	if !strings.Contains(err.Error(), "MESH_NODES/n1") || !strings.Contains(err.Error(), "disk may be full") {
+		t.Errorf("the error does not say what failed and what to do: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := b.Put(ctx, nodeKey("n1"), nil, 0); toolmesh.CodeOf(err) != toolmesh.CodeDeadlineExceeded {
+		t.Errorf("the caller's time ended: %s: %v", toolmesh.CodeOf(err), err)
 	}
 }
 

@@ -405,8 +405,8 @@ func apiError(what string, err error) error {
 		hint = "enable JetStream for the account"
 	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, nats.ErrNoResponders):
 		hint = "JetStream does not answer: enable it on the broker (nats-server -js), or wait for its cluster"
-	case errors.Is(err, jetstream.ErrAsyncPublishTimeout):
-		hint = "the NATS server did not confirm it; its disk may be full"
+	case errors.Is(err, jetstream.ErrAsyncPublishTimeout), errors.Is(err, context.DeadlineExceeded):
+		hint = "the NATS server did not answer in time: the stream has no leader, or the disk may be full"
 	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
 		return bus.ErrClosed()
 	case isAPIError(err, errStorageExceeded, errMemoryExceeded, errMaxStreamsForAcc):

@@ -258,27 +258,6 @@ func TestStreamsNameEveryBucket(t *testing.T) {
 	}
 }
 
-// A write that is not confirmed is the mesh's failure, unless the caller's own time has ended it.
-func TestAKeyThatIsNotConfirmedIsUnavailable(t *testing.T) {
-	t.Parallel()
-	b := open(t, meshtest.Broker(t).Connect(t), nil)
-	ensure(t, b, nil)
-	silent := config(t, b, subjects.KVStream(subjects.BucketSessions))
-	silent.NoAck = true
-	if _, err := b.JetStream().UpdateStream(t.Context(), silent); err != nil {
-		t.Fatal(err)
-	}
-	key := store.Key{Bucket: subjects.BucketSessions, Name: "s"}
-	if _, err := b.Create(t.Context(), key, []byte("{}"), 0); toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
-		t.Errorf("%s: %v", toolmesh.CodeOf(err), err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	if _, err := b.Create(ctx, key, []byte("{}"), 0); toolmesh.CodeOf(err) != toolmesh.CodeDeadlineExceeded {
-		t.Errorf("%s: %v", toolmesh.CodeOf(err), err)
-	}
-}
-
 // A server with a full disk takes a message and does not answer.
 func TestABundleThatIsNotConfirmedIsUnavailable(t *testing.T) {
 	t.Parallel()

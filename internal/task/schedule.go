@@ -59,6 +59,9 @@ func (r *record) when(q *codec.TaskRequest, now time.Time) error {
 			return invalid("at is %q: it is a time like 2026-01-02T15:04:05Z", q.At)
 		}
 		r.Due = at.UTC()
+		if last := now.Add(toolmesh.MaxTime); r.Due.After(last) {
+			r.Due = last // the broker's clock ends in 2262, and it delivers at once what is due later
+		}
 	case q.InMS < 0:
 		return invalid("in_ms is %d: it cannot be negative", q.InMS)
 	case q.InMS > 0:

@@ -384,6 +384,21 @@ func TestFullQueue(t *testing.T) {
 	succeeds(t, submit(t, c, "jobs.echo", "x", &client.SubmitOptions{ID: "refused"}), "did x")
 }
 
+// The broker's clock ends in 2262: it delivers at once what is due later.
+func TestTaskOfTheFarFutureWaits(t *testing.T) {
+	t.Parallel()
+	d, c, _ := rig(t, 0)
+	far := submit(t, c, "jobs.echo", "far", &client.SubmitOptions{At: time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)})
+	succeeds(t, submit(t, c, "jobs.echo", "near", &client.SubmitOptions{In: time.Second}), "did near")
+	state, err := far.Show(t.Context())
+	if err != nil || state.State != codec.TaskScheduled || state.Due.After(time.Now().Add(toolmesh.MaxTime+time.Minute)) {
+		t.Errorf("%+v %v", state, err)
+	}
+	if n := d.count("far"); n != 0 {
+		t.Errorf("it ran %d times", n)
+	}
+}
+
 // An invalid task is refused at its submission, and leaves nothing.
 func TestBadSubmissions(t *testing.T) {
 	t.Parallel()

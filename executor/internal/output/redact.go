@@ -210,12 +210,20 @@ func leavesOf(v any) (leaves []string) {
 	return leaves
 }
 
-// Text returns s without secrets, and as UTF-8. It compiles the expressions of the texts that are in s: all
-// of them would cost thousands of steps for each character.
+// Text returns s without secrets, and as UTF-8.
 func (r *Redactor) Text(s string) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")
+	if found := r.within(s); found != nil {
+		return found.ReplaceAllLiteralString(s, mark)
+	}
+	return s
+}
+
+// within is the expression of the texts that are in s; nil without any. That of all texts would
+// cost thousands of steps for each character.
+func (r *Redactor) within(s string) *regexp.Regexp {
 	if r == nil {
-		return s
+		return nil
 	}
 	var found []part
 	for _, p := range r.parts {
@@ -224,15 +232,16 @@ func (r *Redactor) Text(s string) string {
 		}
 	}
 	if found == nil {
-		return s
+		return nil
 	}
-	return regexp.MustCompile(pattern(found)).ReplaceAllLiteralString(s, mark)
+	return regexp.MustCompile(pattern(found))
 }
 
-// apart returns the first place at or after at where s may be cut: through a secret, both halves would be shown.
+// apart returns the first place at or after at where s may be cut: through a secret, both halves
+// would be shown.
 func (r *Redactor) apart(s string, at int) int {
-	if r != nil {
-		for _, found := range r.pattern.FindAllStringIndex(s, -1) {
+	if secrets := r.within(s); secrets != nil {
+		for _, found := range secrets.FindAllStringIndex(s, -1) {
 			if found[0] < at {
 				at = max(at, found[1])
 			}

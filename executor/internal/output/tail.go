@@ -69,7 +69,7 @@ func (t *Tail) Suffix() string {
 func (t *Tail) text() string {
 	text := string(t.buf)
 	text = text[t.redact.apart(text, max(0, len(text)-tailSize)):]
-	return strings.TrimSpace(strings.ToValidUTF8(t.redact.Text(text), "\uFFFD"))
+	return strings.TrimSpace(t.redact.Text(text))
 }
 
 // Drain reads the output of an import or a program to its end, into the tail and, as lines,
