@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/cgi"
 	"net/http/httptest"
@@ -209,7 +210,7 @@ func privateServer(t *testing.T, git, user, password string) string {
 	}
 	wheel := wheelOf(t, map[string]string{"acme.py": "VALUE = 'private'"})
 	handler := &cgi.Handler{
-		Path: git, Args: []string{"http-backend"}, Dir: dir,
+		Path: git, Args: []string{"http-backend"}, Dir: dir, Stderr: io.Discard,
 		Env: []string{"GIT_PROJECT_ROOT=" + dir, "GIT_HTTP_EXPORT_ALL=1", "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*"},
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
