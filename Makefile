@@ -60,8 +60,8 @@ environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stam
 
 # Of a package that passed its closing line, of others what failed; at the end what was skipped, and why. Machines are
 # noisy: up to 5 tests that fail are run once more by themselves, and those that fail again fail for good. Either way
-# the first failure is in the summary.
-GOTEST = $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg --rerun-fails=1 --rerun-fails-max-failures=5 --packages=./... --
+# the first failure is in the summary, but for a package that fails although its tests pass: why is in bin/TARGET.json.
+GOTEST = $(GO) run $(GOTESTSUM) --jsonfile=bin/$@.json --format pkgname-and-test-fails --format-hide-empty-pkg --rerun-fails=1 --rerun-fails-max-failures=5 --packages=./... --
 
 # uv, as a machine of agents has it: an agent that finds none installs its own, which takes longer than most tests.
 # Environments are installed with it, too: it takes a tenth of pip's processor time. Where uv finds no package index, pip may.

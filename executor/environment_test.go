@@ -6,13 +6,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // needsPackages skips a test where the package index cannot be reached.
@@ -35,64 +33,6 @@ var uvOnPath = sync.OnceFunc(func() {
 	found, _ := filepath.Glob(filepath.Join(shared, "uv-*", "bin"))
 	_ = os.Setenv("PATH", found[0]+":"+os.Getenv("PATH"))
 })
-
-func TestAnEnvironmentFromEachKindOfDeclaration(t *testing.T) {
-	t.Parallel()
-	needsPackages(t)
-	x := newExecutor(t, nil)
-	const module = "import six, importlib.metadata as m\n" +
-		"def tool(): return [six.PY3, m.version('six')]\n"
-	for name, files := range map[string]map[string]string{
-		"pyproject": {
-			"pyproject.toml":   "[project]\nname='x'\nversion='1'\nrequires-python='>=3.10'\ndependencies=['six==1.16.0']\n",
-			"requirements.txt": "nothing-that-exists==1\n",
-		},
-		"setup": {"setup.py": "from setuptools import setup\nsetup(name='x', version='1', install_requires=['six==1.16.0'])\n"},
-		"tools only": {
-			"pyproject.toml":   "[tool.ruff]\nline-length = 100\n",
-			"requirements.txt": "six==1.16.0\n",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			files["t.py"] = module
-			dir := writeFiles(t, files)
-			var mu sync.Mutex
-			var steps []string
-			progress := func(s executor.Step) {
-				mu.Lock()
-				defer mu.Unlock()
-				steps = append(steps, s.Name)
-			}
-			lock, err := x.Lock(t.Context(), dir, executor.LockOptions{}, progress)
-			if err != nil {
-				t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
-			}
-			if text := string(lock.Requirements); !strings.Contains(text, "six==1.16.0") || !strings.Contains(text, "--hash=sha256:") {
-				t.Errorf("the lock has no hashes:\n%s", text)
-			}
-			env, err := x.Environment(t.Context(), dir, lock, executor.Making{}, progress)
-			if err != nil {
-				t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
-			}
-			if len(steps) == 0 {
-				t.Error("no progress was reported")
-			}
-			ix, err := x.Open(t.Context(), executor.Spec{Name: name, SourceDir: dir, Env: env, Tools: []string{"t.tool"}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			mustCall(t, ix, "t.tool", `{}`, `[true,"1.16.0"]`)
-			meshtest.Until(t, "six has bytecode", func() bool {
-				compiled, _ := filepath.Glob(filepath.Join(env.Dir, "lib/*/site-packages/__pycache__/six.*.pyc"))
-				return len(compiled) == 1
-			})
-			if left, _ := filepath.Glob(filepath.Join(dir, "*.egg-info")); len(left) > 0 {
-				t.Errorf("the lock left %v in the source", left)
-			}
-		})
-	}
-}
 
 func TestIndexWithoutDependencies(t *testing.T) {
 	t.Parallel()

@@ -55,7 +55,7 @@ func gitHost(t *testing.T) string {
 		}
 	}
 	handler := &cgi.Handler{
-		Path: filepath.Join(strings.TrimSpace(string(out)), "git-http-backend"), Args: []string{"http-backend"}, Dir: dir,
+		Path: filepath.Join(strings.TrimSpace(string(out)), "git-http-backend"), Args: []string{"http-backend"}, Dir: dir, Stderr: io.Discard,
 		Env: []string{"GIT_PROJECT_ROOT=" + dir, "GIT_HTTP_EXPORT_ALL=1", "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*"},
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -152,7 +152,7 @@ func (a *author) serve(w http.ResponseWriter, r *http.Request, token func(id str
 		}
 		root := r.URL.Path[:strings.Index(r.URL.Path, "/git/")+len("/git")]
 		(&cgi.Handler{
-			Path: filepath.Join(strings.TrimSpace(string(backend)), "git-http-backend"), Root: root,
+			Path: filepath.Join(strings.TrimSpace(string(backend)), "git-http-backend"), Root: root, Stderr: io.Discard, // not ours, which go test reads until all have closed it
 			Env: []string{"GIT_PROJECT_ROOT=" + a.git, "GIT_HTTP_EXPORT_ALL=1", "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*"},
 		}).ServeHTTP(w, r)
 	case slices.Contains(parts, "simple"):

@@ -221,7 +221,7 @@ func smartHTTP(t testing.TB, dir string, check func(r *http.Request) bool) strin
 		t.Skip("git is not installed")
 	}
 	handler := &cgi.Handler{
-		Path: backend, Args: []string{"http-backend"}, Dir: dir,
+		Path: backend, Args: []string{"http-backend"}, Dir: dir, Stderr: io.Discard,
 		Env: []string{"GIT_PROJECT_ROOT=" + dir, "GIT_HTTP_EXPORT_ALL=1", "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*"},
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

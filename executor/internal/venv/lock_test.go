@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/cgi"
 	"net/http/httptest"
@@ -15,6 +16,64 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 )
+
+func TestAnEnvironmentFromEachKindOfDeclaration(t *testing.T) {
+	t.Parallel()
+	for name, files := range map[string]map[string]string{
+		"pyproject": {
+			"pyproject.toml":   "[project]\nname='x'\nversion='1'\nrequires-python='>=3.10'\ndependencies=['six==1.16.0']\n",
+			"requirements.txt": "nothing-that-exists==1\n",
+		},
+		"setup": {"setup.py": "from setuptools import setup\nsetup(name='x', version='1', install_requires=['six==1.16.0'])\n"},
+		"tools only": {
+			"pyproject.toml":   "[tool.ruff]\nline-length = 100\n",
+			"requirements.txt": "six==1.16.0\n",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, source := newStore(t, t.TempDir(), nil), tree(t, files)
+			locking, building := 0, 0
+			lock, err := s.Lock(t.Context(), source, LockOptions{}, func(Step) { locking++ })
+			if err != nil {
+				t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
+			}
+			if text := string(lock.Requirements); !strings.Contains(text, "six==1.16.0") || !strings.Contains(text, "--hash=sha256:") {
+				t.Errorf("the lock has no hashes:\n%s", text)
+			}
+			env, err := s.Environment(t.Context(), source, lock, Making{}, func(Step) { building++ })
+			if err != nil {
+				t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
+			}
+			if locking == 0 || building == 0 {
+				t.Errorf("%d steps of the lock and %d of the environment were reported", locking, building)
+			}
+			says(t, env, "import six, importlib.metadata as m; print(six.PY3, m.version('six'))", "True 1.16.0")
+			s.running.Wait() // its bytecode is made
+			if compiled, _ := filepath.Glob(filepath.Join(env.Dir, "lib/*/site-packages/__pycache__/six.*.pyc")); len(compiled) != 1 {
+				t.Errorf("the bytecode of six is %v", compiled)
+			}
+			if left, _ := filepath.Glob(filepath.Join(source, "*.egg-info")); len(left) > 0 {
+				t.Errorf("the lock left %v in the source", left)
+			}
+		})
+	}
+}
+
+// A package that an index brings along names others in its metadata, which uv reads: they
+// get into no lock from outside of the index.
+func TestRequirementsOfAPackageAreChecked(t *testing.T) {
+	t.Parallel()
+	s, outside := newStore(t, t.TempDir(), nil), tree(t, packageOf("secret", "secret", "", "VALUE = 1"))
+	for name, requires := range map[string]string{"a folder": "secret @ file://" + outside + "/secret", "a repository": "secret @ git+file://" + outside + "/secret"} {
+		files := together(packageOf("lib", "acme", "dynamic = ['dependencies']\n", ""), map[string]string{"requirements.txt": "./lib\n"})
+		files["lib/backend.py"] = strings.Replace(files["lib/backend.py"], `Version: 1\n")`, `Version: 1\nRequires-Dist: `+requires+`\n")`, 1)
+		lock, err := s.Lock(t.Context(), tree(t, files), LockOptions{}, nil)
+		if toolmesh.CodeOf(err) != toolmesh.CodeInstallFailed {
+			t.Errorf("%s: got %v\n%s", name, err, lock.Requirements)
+		}
+	}
+}
 
 // Packages of the index's folder are installed from there, however deep they are required, and
 // never looked up in a package index. The content behind a path is part of an environment's
@@ -151,7 +210,7 @@ func privateServer(t *testing.T, git, user, password string) string {
 	}
 	wheel := wheelOf(t, map[string]string{"acme.py": "VALUE = 'private'"})
 	handler := &cgi.Handler{
-		Path: git, Args: []string{"http-backend"}, Dir: dir,
+		Path: git, Args: []string{"http-backend"}, Dir: dir, Stderr: io.Discard,
 		Env: []string{"GIT_PROJECT_ROOT=" + dir, "GIT_HTTP_EXPORT_ALL=1", "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*"},
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

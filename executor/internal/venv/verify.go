@@ -85,6 +85,7 @@ func list(dir string, known listing, sums bool) (listing, error) {
 	}
 	defer root.Close() //nolint:errcheck // only read
 	all, left := listing{}, int64(maxFiles)
+	var unread []string
 	err = fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
@@ -106,11 +107,16 @@ func list(dir string, known listing, sums bool) (listing, error) {
 		case was.State == now.State:
 			now = was
 		case sums:
-			now.Sum, err = sumOf(root, path)
+			unread = append(unread, path)
 		}
 		all[path] = now
 		return err
 	})
+	for i := 0; i < len(unread) && err == nil; i++ { // once the size of all is known
+		now := all[unread[i]]
+		now.Sum, err = sumOf(root, unread[i])
+		all[unread[i]] = now
+	}
 	return all, err
 }
 
