@@ -195,3 +195,28 @@ func TestStrictEndsAtItsLimits(t *testing.T) {
 		})
 	}
 }
+
+// Long lists cost no more than their size: an index's author chooses them, and routers and gateways render
+// them. An enum of 40,000 values took 50 s.
+func TestLongListsAreRenderedOnce(t *testing.T) {
+	t.Parallel()
+	texts := func(n int) string {
+		var list []string
+		for i := range n {
+			list = append(list, fmt.Sprintf(`"v%d"`, i))
+		}
+		return "[" + strings.Join(list, ",") + "]"
+	}
+	many, parts := texts(20_000), strings.Repeat(`{"required":["a","b","c"]},`, 1000)
+	for _, schema := range []string{
+		`{"type":"object","properties":{"a":{"enum":` + many + `}},"required":["a"],"additionalProperties":false}`,
+		`{"type":"object","properties":{"a":{"type":"string","anyOf":[{"enum":` + many + `},{"type":"null"}]}},"required":["a"],"additionalProperties":false}`,
+		`{"type":"object","properties":{"a":{"type":"string"}},"required":` + many + `,"additionalProperties":false}`,
+		`{"type":"object","anyOf":[{"required":` + many + `},{"required":` + many + `}]}`,
+		`{"type":"object","required":` + many + `,"allOf":[` + parts + `{"required":` + many + `}]}`,
+	} {
+		for _, format := range []render.Format{render.OpenAI, render.Gemini} {
+			rendered(t, format, one(schema))
+		}
+	}
+}

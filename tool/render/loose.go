@@ -93,7 +93,8 @@ func (s *schema) joinAlternatives(o *object, word string) *object {
 		if i == 0 {
 			required = slices.Clone(mine)
 		} else {
-			required = slices.DeleteFunc(required, func(name any) bool { return !contains(mine, name) })
+			all := textsOf(mine)
+			required = slices.DeleteFunc(required, func(name any) bool { return !all[encodeText(name)] })
 		}
 		closed = closed && branch.get("additionalProperties") == false
 	}

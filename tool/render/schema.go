@@ -374,7 +374,11 @@ func merge(a, b *object) bool {
 			}
 			a.set(key, joined)
 		case "required":
-			a.set(key, union(mine.([]any), value.([]any)))
+			if mine := mine.([]any); len(mine) > maxNodes { // each part of an allOf would read them again
+				exact = false
+			} else {
+				a.set(key, union(mine, value.([]any)))
+			}
 		default:
 			exact = false
 		}
@@ -404,19 +408,24 @@ func size(v any) (int, bool) {
 	return int(r.Num().Int64()), true
 }
 
+// union returns the values of both lists, each once.
 func union(a, b []any) []any {
-	out := slices.Clone(a)
-	for _, one := range b {
-		if !contains(out, one) {
-			out = append(out, one)
-		}
-	}
-	return out
+	have := make(map[string]bool)
+	return slices.DeleteFunc(slices.Concat(a, b), func(one any) bool {
+		text := encodeText(one)
+		again := have[text]
+		have[text] = true
+		return again
+	})
 }
 
-// contains says whether a list has a value equal to one.
-func contains(list []any, one any) bool {
-	return slices.ContainsFunc(list, func(other any) bool { return equal(other, one) })
+// textsOf is a list as a set: lists of an author may have many thousands of values.
+func textsOf(list []any) map[string]bool {
+	texts := make(map[string]bool, len(list))
+	for _, one := range list {
+		texts[encodeText(one)] = true
+	}
+	return texts
 }
 
 // equal compares JSON values as they are written.

@@ -159,7 +159,7 @@ func split(o *object) (parts []*object, listed bool) {
 	allowed := func(kind string) bool { return !o.has("type") || slices.Contains(types, kind) }
 	// A whole number is a number where others are, too.
 	number := !allowed("integer") || slices.ContainsFunc(values, func(v any) bool { return allowed("number") && tool.KindOf(v) == "number" })
-	for _, value := range values {
+	for _, value := range union(values, nil) {
 		kind := tool.KindOf(value)
 		if kind == "integer" && number {
 			kind = "number"
@@ -167,7 +167,7 @@ func split(o *object) (parts []*object, listed bool) {
 		if !allowed(kind) {
 			continue
 		}
-		if one := part(kind); kind != "null" && !contains(one.list("enum"), value) {
+		if one := part(kind); kind != "null" {
 			one.set("enum", append(one.list("enum"), value))
 		}
 	}
@@ -338,11 +338,11 @@ func (s *strictWriter) members(o, out *object, path string, depth int) {
 			s.refuse(path, "%q is required and not described", name)
 		}
 	}
-	shown, required := newObject(), []any{}
+	shown, required, isNeeded := newObject(), []any{}, textsOf(needed)
 	for _, name := range properties.keys {
 		inner := properties.get(name).(*object)
 		at := inside(path, name)
-		optional := !contains(needed, name)
+		optional := !isNeeded[encodeText(name)]
 		if isNever(inner) && optional {
 			continue // the one value that it may have is none
 		}
@@ -385,7 +385,7 @@ func orNull(o *object) *object {
 		out.set("anyOf", append(slices.Clone(branches), newObject("type", "null")))
 	case scalar:
 		out.set("type", []any{types[0], "null"})
-		if values := o.list("enum"); values != nil && !contains(values, nil) {
+		if values := o.list("enum"); values != nil && !slices.Contains(values, nil) {
 			out.set("enum", append(slices.Clone(values), nil))
 		}
 	default: // nothing may stand beside anyOf but a description
@@ -489,8 +489,8 @@ func (s *strictWriter) distinct(branches []any, path string) {
 			if before.name != f.name {
 				continue
 			}
-			apart := len(before.values) > 0 && len(f.values) > 0 &&
-				!slices.ContainsFunc(f.values, func(v any) bool { return contains(before.values, v) })
+			both := slices.Concat(before.values, f.values)
+			apart := len(before.values) > 0 && len(f.values) > 0 && len(union(both, nil)) == len(both)
 			if !apart {
 				s.refuse(path, "two alternatives are objects that both begin with %q, which strict cannot tell apart", f.name)
 				return
