@@ -2,6 +2,7 @@ package output
 
 import (
 	"encoding/base64"
+	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -152,6 +153,8 @@ func TestRecordOf(t *testing.T) {
 			Record{Stream: StreamLog, Level: 4, Logger: "a.b", Message: "m", Fields: []byte(`{"n": 1}`)}},
 		{frame.LogProgress, `{"message":"half","fields":{"fraction":0.5}}`,
 			Record{Stream: StreamProgress, Message: "half", Fields: []byte(`{"fraction":0.5}`)}},
+		{frame.LogRecord, `{"level":"critical"}`, Record{Stream: StreamLog, Level: slog.LevelError}},
+		{frame.LogRecord, `{"level":"level 25"}`, Record{Stream: StreamLog}},
 		{frame.LogRecord, `broken`, Record{Stream: StreamLog, Message: "broken"}},
 	} {
 		got := RecordOf(c.flags, []byte(c.body))

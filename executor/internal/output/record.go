@@ -45,6 +45,9 @@ type Record struct {
 	Fields  json.RawMessage // of StreamLog and StreamProgress: extra fields, an object; may be nil
 }
 
+// levels has the names that Python alone gives.
+var levels = strings.NewReplacer("warning", "warn", "critical", "error")
+
 // RecordOf makes a record of a LOG frame.
 func RecordOf(flags uint8, body []byte) Record {
 	r := Record{Time: time.Now()}
@@ -64,7 +67,8 @@ func RecordOf(flags uint8, body []byte) Record {
 			r.Message = string(body)
 			return r
 		}
-		r.Level, r.Logger, r.Message, r.Fields = levelOf(m.Level), m.Logger, m.Message, m.Fields
+		r.Logger, r.Message, r.Fields = m.Logger, m.Message, m.Fields
+		_ = r.Level.UnmarshalText([]byte(levels.Replace(m.Level))) // info for a name that it does not know
 	default:
 		r.Stream, r.Message = StreamStderr, strings.TrimSuffix(string(body), "\n")
 		if flags == frame.LogStdout {
@@ -72,17 +76,4 @@ func RecordOf(flags uint8, body []byte) Record {
 		}
 	}
 	return r
-}
-
-func levelOf(name string) slog.Level {
-	switch name {
-	case "debug":
-		return slog.LevelDebug
-	case "warning":
-		return slog.LevelWarn
-	case "error", "critical":
-		return slog.LevelError
-	default:
-		return slog.LevelInfo
-	}
 }

@@ -2,6 +2,7 @@ package output
 
 import (
 	"io"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -29,9 +30,7 @@ func (t *Tail) Add(data []byte, session string) {
 	}
 	size := tailSize + t.redact.Overlap() // secrets that begin before the tail are still found
 	t.buf = append(t.buf, data[max(0, len(data)-size):]...)
-	if excess := len(t.buf) - size; excess > 0 {
-		t.buf = append(t.buf[:0], t.buf[excess:]...)
-	}
+	t.buf = slices.Delete(t.buf, 0, max(0, len(t.buf)-size))
 }
 
 // Forget drops the content: the call that wrote it has ended.
