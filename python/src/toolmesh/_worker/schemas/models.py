@@ -17,7 +17,7 @@ from typing import Any
 
 from ..wire.frames import JSON
 from .draft import Draft
-from .shapes import MADE, Load, Schema, Shape, sure
+from .shapes import Load, Schema, Shape, no_text, sure
 from .values import Mismatch, describe, encode, member, pointer, sent
 
 UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
@@ -104,11 +104,13 @@ def _shape(
     schema = dict(schema)
     draft.defs.update((one + more, own) for one, own in (schema.pop(key, None) or {}).items())
     kind, as_sent = schema.get("type"), _decimals(draft, annotation)
-    return Shape(
-        schema, f"object {name}" if kind == "object" else name,
-        lambda value: _validated(lambda: make(as_sent(value)), value, name, holder),
-        texts=MADE if kind == "string" else 0,
-    )
+
+    def load(value: JSON) -> Any:
+        if kind == "string":
+            no_text(value, name)
+        return _validated(lambda: make(as_sent(value)), value, name, holder)
+
+    return Shape(schema, f"object {name}" if kind == "object" else name, load)
 
 
 def _by_json(validate: Callable[[bytes], Any]) -> Load:
