@@ -12,7 +12,7 @@ from typing import Any
 
 from ..wire.frames import JSON
 from .draft import Draft, Namespace
-from .shapes import Dump, Schema, Shape, inside
+from .shapes import Dump, Schema, Shape
 from .values import Mismatch, describe, encode, member, pointer
 
 
@@ -46,7 +46,7 @@ def array(item: Shape, make: Callable[[list[Any]], Any] = list) -> Shape:
                 return [write(one) for one in value]
             return value
 
-    return Shape(schema, "array", load, dump, same=item.same and make is list, texts=inside(item))
+    return Shape(schema, "array", load, dump, same=item.same and make is list)
 
 
 def _twice(items: list[Any]) -> Mismatch:
@@ -104,7 +104,7 @@ def places(items: list[Shape], least: int | None = None, make: Callable[[list[An
                 return [shape.dump(one) if shape.dump else one for shape, one in zip(items, value, strict=False)]
             return value
 
-    return Shape(schema, words, load, dump, texts=inside(*items))
+    return Shape(schema, words, load, dump)
 
 
 _WHOLE = re.compile(r"(0|-?[1-9][0-9]*)")
@@ -172,7 +172,7 @@ def mapping(keys: Shape, values: Shape, finish: Callable[[dict[Any, Any]], Any] 
             return {key: write(one) for key, one in value.items()} if write is not None else value
 
     same = values.same and keys.same and kind == "string" and finish is dict
-    return Shape(schema, "object", load, dump, same=same, order=6, texts=inside(keys, values))
+    return Shape(schema, "object", load, dump, same=same, order=6)
 
 
 def mapping_of(draft: Draft, base: Any, args: Sequence[Any], where: str, namespace: Namespace) -> Shape:

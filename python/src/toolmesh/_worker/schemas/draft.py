@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from . import redaction
-from .shapes import SIMPLE, UNRESOLVED, Schema, Shape, either
+from .shapes import ANY, SIMPLE, UNRESOLVED, Schema, Shape, either
 from .values import Mismatch, encode
 
 Namespace: TypeAlias = dict[str, Any]
@@ -87,7 +87,7 @@ class Draft:
     @staticmethod
     def anything() -> Shape:
         """The Shape of an unknown type."""
-        return Shape({}, "anything", lambda value: value, same=True, order=9)
+        return Shape({}, "anything", lambda value: value, same=True, order=ANY)
 
     def substitute(self, annotation: Any, bound: Namespace | None = None) -> Any:
         """annotation with its type variables replaced."""

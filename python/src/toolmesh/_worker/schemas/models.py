@@ -17,7 +17,11 @@ from typing import Any
 
 from ..wire.frames import JSON
 from .draft import Draft
+<<<<<<< HEAD
 from .shapes import MADE, Load, Schema, Shape, is_json, sure
+=======
+from .shapes import Load, Schema, Shape, no_text, sure
+>>>>>>> s43-worker
 from .values import Mismatch, describe, encode, member, pointer, sent
 
 UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
@@ -102,11 +106,13 @@ def _shape(
         more += "_"  # another class of the same name has its definition already
     draft.defs.update(defs)
     kind, as_sent = schema.get("type"), _decimals(draft, annotation)
-    return Shape(
-        schema, f"object {name}" if kind == "object" else name,
-        lambda value: _validated(lambda: make(as_sent(value)), value, name, holder),
-        texts=MADE if kind == "string" else 0,
-    )
+
+    def load(value: JSON) -> Any:
+        if kind == "string":
+            no_text(value, name)
+        return _validated(lambda: make(as_sent(value)), value, name, holder)
+
+    return Shape(schema, f"object {name}" if kind == "object" else name, load)
 
 
 def _json(draft: Draft, name: str, schema: Schema) -> Schema:

@@ -17,7 +17,7 @@ from ..wire.frames import JSON
 from .containers import places
 from .docstring import parse as parse_docstring
 from .draft import Draft, Namespace
-from .shapes import UNRESOLVED, Dump, Schema, Shape, guard, inside
+from .shapes import UNRESOLVED, Dump, Schema, Shape, guard
 from .values import Mismatch, describe, member, needed, pointer
 
 _NONE: Any = inspect.Parameter.empty  # in place of a default
@@ -96,8 +96,7 @@ class _Record:
                 return {name: dumps[name](one) if name in dumps else one for name, one in own.items()}
 
         same = plain and all(shape.same for shape in fields.values())
-        return Shape(schema, f"object {title}", load if plain else guard(load, base), dump, same=same,
-                     texts=inside(*fields.values()), fields={name: inside(shape) for name, shape in fields.items()})
+        return Shape(schema, f"object {title}", load if plain else guard(load, base), dump, same=same)
 
 
 def typed_dict(draft: Draft, base: Any, where: str) -> Shape:

@@ -27,8 +27,6 @@ from .binding import Parameter, Signature, shown
 from .docstring import parse as parse_docstring
 from .draft import Draft, Namespace, hashable
 from .shapes import (
-    KEPT,
-    MADE,
     SIMPLE,
     UNRESOLVED,
     Dump,
@@ -41,6 +39,7 @@ from .shapes import (
     from_text,
     guard,
     is_json,
+    no_text,
     plain,
 )
 from .values import Mismatch, describe, encode
@@ -185,7 +184,7 @@ class Builder(Draft):
             return self._enum(base)
         if issubclass(base, os.PathLike):
             make: Any = base if issubclass(base, pathlib.PurePath) and base is not pathlib.PurePath else pathlib.Path
-            return Shape({"type": "string", "format": "path"}, "path", from_text(make, "path"), order=7, texts=MADE)
+            return Shape({"type": "string", "format": "path"}, "path", from_text(make, "path"), order=7)
         if hasattr(base, "model_json_schema") and hasattr(base, "model_validate_json"):
             return models.model(self, annotation if isinstance(annotation, type) else base)
         if hasattr(base, "parse_obj") and hasattr(base, "schema"):
@@ -229,8 +228,11 @@ class Builder(Draft):
                     basic = self.substitute(one, bound)
         inner = self.shape(basic, where, namespace)
 
-        load = guard(lambda value: base(inner.load(value)), base)
-        return inner.but(load=load, same=False, texts=MADE if inner.texts & KEPT else inner.texts)
+        def load(value: JSON) -> Any:
+            no_text(value, inner.expected)
+            return base(inner.load(value))
+
+        return inner.but(load=guard(load, base), same=False)
 
     def _literal(self, args: Iterable[Any]) -> Shape:
         pairs: list[tuple[JSON, Any]] = []

@@ -8,14 +8,13 @@ import copy
 import dataclasses
 import datetime
 import decimal
-import functools
 import ipaddress
 import json
 import math
-import operator
 import re
 import uuid
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 from ..wire.frames import JSON
@@ -32,18 +31,15 @@ _EXACT = 1 << 53  # below it each integer has a double of its own
 UNRESOLVED: Any = object()  # in place of an annotation with a name that does not exist
 
 
-# How a Shape uses a text, see Shape.texts.
-KEPT, MADE, LISTED = 1, 2, 4  # the str itself; a value made from it; a member of a closed set
-_INSIDE = 3  # shift of these bits for texts inside the value
-KEEPS, MAKES = KEPT | KEPT << _INSIDE, MADE | MADE << _INSIDE
+# Whether a text must stay a str: a union asks first for a member that keeps all texts of a value.
+_keeping: ContextVar[bool] = ContextVar("toolmesh_keeping", default=False)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Shape:
     """The Shape of one annotation. schema is its JSON schema. load makes the Python value from a JSON value and raises
     Mismatch; same says that both are equal. dump writes a value (None: unchanged). expected has the words for messages.
-    texts says how texts, also inner ones, are used: a union gives a text to the member that keeps it. order decides
-    between members of a union that accept the same value. fields has texts per field of a record."""
+    order decides between members of a union that accept the same value."""
 
     schema: Schema
     expected: str
@@ -51,8 +47,6 @@ class Shape:
     dump: Dump | None = None
     same: bool = False
     order: int = 5
-    texts: int = 0
-    fields: dict[str, int] | None = None
 
     def but(self, **changes: Any) -> Shape:
         return dataclasses.replace(self, **changes)
@@ -65,12 +59,10 @@ class Shape:
         return True
 
 
-def inside(*shapes: Shape) -> int:
-    """The texts of a container of these Shapes."""
-    found = 0
-    for shape in shapes:
-        found |= (KEPT << _INSIDE if shape.texts & KEEPS else 0) | (MADE << _INSIDE if shape.texts & MAKES else 0)
-    return found
+def no_text(value: JSON, expected: str) -> None:
+    """Refuses a text that would become another value, where a union asks for members that keep it."""
+    if type(value) is str and _keeping.get():
+        raise Mismatch(expected, describe(value))
 
 
 def sure(value: float) -> int | None:
@@ -136,7 +128,7 @@ def from_text(make: Callable[[str], Any], expected: str, hint: str = "") -> Load
     """A loader that makes its value from a text. expected is for messages."""
 
     def load(value: JSON) -> Any:
-        if type(value) is not str:
+        if type(value) is not str or _keeping.get():
             raise Mismatch(expected, describe(value))
         try:
             return make(value)
@@ -150,6 +142,7 @@ _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def _load_decimal(value: JSON) -> decimal.Decimal:
+    no_text(value, "decimal number")
     kind = type(value)
     if kind in (int, float) or kind is str and _DECIMAL.fullmatch(value):
         try:
@@ -200,13 +193,13 @@ def _date_text(text: str) -> str:
 def _text(expected: str, make: Callable[[str], Any], hint: str = "", **schema: JSON) -> Callable[[], Shape]:
     """A function that makes the Shape of a type with a text form."""
     load = from_text(make, expected, hint)
-    return lambda: Shape({"type": "string", **schema}, expected, load, order=4, texts=MADE)
+    return lambda: Shape({"type": "string", **schema}, expected, load, order=4)
 
 
 def _bytes(kind: Callable[[bytes], Any]) -> Callable[[], Shape]:
     load = from_text(lambda text: kind(base64.b64decode(text, validate=True)), "base64 text")
     schema = {"type": "string", "contentEncoding": "base64"}
-    return lambda: Shape(dict(schema), "base64 text", load, dump_bytes, texts=MADE)
+    return lambda: Shape(dict(schema), "base64 text", load, dump_bytes)
 
 
 def _load_file(value: JSON) -> files.File:
@@ -215,10 +208,10 @@ def _load_file(value: JSON) -> files.File:
     return files.fetch(value)
 
 
-_FLOAT = 3  # the order of a float
+_FLOAT, ANY = 3, 9  # the orders of a float, and of what takes any value
 
 SIMPLE: dict[type[Any], Callable[[], Shape]] = {
-    str: lambda: Shape({"type": "string"}, "string", _only(str, "string"), same=True, order=8, texts=KEPT),
+    str: lambda: Shape({"type": "string"}, "string", _only(str, "string"), same=True, order=4),
     int: lambda: Shape({"type": "integer"}, "integer", _load_int, order=2),
     float: lambda: Shape({"type": "number"}, "number", _load_float, order=_FLOAT),
     bool: lambda: Shape({"type": "boolean"}, "boolean", _only(bool, "boolean"), same=True, order=1),
@@ -238,7 +231,7 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
     ),
     uuid.UUID: _text("UUID", uuid.UUID, format="uuid"),
     decimal.Decimal: lambda: Shape(
-        {"anyOf": [{"type": "number"}, {"type": "string"}]}, "decimal number", _load_decimal, order=4, texts=MADE
+        {"anyOf": [{"type": "number"}, {"type": "string"}]}, "decimal number", _load_decimal, order=4
     ),
     re.Pattern: _text("regular expression", re.compile, format="regex"),
     ipaddress.IPv4Address: _text("IPv4 address", ipaddress.IPv4Address, format="ipv4"),
@@ -274,7 +267,7 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None =
         words = ", ".join(encode(raw).decode() for raw in raws[:20])
         raise Mismatch(f"one of {words}" if len(raws) > 1 else words, describe(value))
 
-    return Shape(schema, expected, load, dump, order=4, texts=LISTED)
+    return Shape(schema, expected, load, dump, order=4)
 
 
 def carried(value: Any) -> bool:
@@ -322,15 +315,31 @@ def either(shapes: list[Shape]) -> Shape:
                 members.append(member)
     schema: Schema = {} if {} in members else {"anyOf": members}
     expected = " or ".join(dict.fromkeys(shape.expected for shape in shapes))
-    ordered = _ordered(shapes)
+    ordered = sorted(shapes, key=lambda shape: shape.order)
     # A number keeps its type where both are accepted.
     of_float = sorted(ordered, key=lambda shape: shape.order != _FLOAT)
-    records = any(shape.fields for shape in shapes)
+
+    # The kinds of values that more than one member may take, as far as their schemas say.
+    shared = {kind for kind, name in ((str, "string"), (list, "array"), (dict, "object"))
+              if sum(name in shape.schema.get("type", name) for shape in shapes) > 1}
 
     def load(value: JSON) -> Any:
+        kind = type(value)
+        if kind in shared and not _keeping.get():
+            token = _keeping.set(True)
+            try:
+                for shape in ordered:
+                    try:
+                        if shape.order < ANY:
+                            return shape.load(value)
+                    except Mismatch:
+                        pass
+            except Exception:
+                pass  # of a class of the index: raised below, if no member before it takes the value
+            finally:
+                _keeping.reset(token)
         deepest: Mismatch | None = None  # the message of the member that matched the most
-        of_dict = _ordered(shapes, value) if records and type(value) is dict else ordered
-        for shape in of_float if type(value) is float else of_dict:
+        for shape in of_float if kind is float else ordered:
             try:
                 return shape.load(value)
             except Mismatch as failure:
@@ -349,27 +358,5 @@ def either(shapes: list[Shape]) -> Shape:
                 value = one(value)
             return value
 
-    texts = 0
-    for shape in shapes:
-        texts |= shape.texts
-    if texts & KEPT:
-        texts &= ~MADE
     return Shape(schema, expected, load, dump, same=all(shape.same for shape in shapes),
-                 order=min(shape.order for shape in shapes), texts=texts)
-
-
-def _ordered(shapes: list[Shape], value: Iterable[str] | None = None) -> list[Shape]:
-    """The members in the order of preference for a value. If one of them is a str, a text stays a str: no conversion
-    goes first, and a closed set only if its author wrote it first. Of a record only the fields in the value count."""
-    texts = [shape.texts for shape in shapes]
-    if value is not None:
-        for at, shape in enumerate(shapes):
-            if shape.fields is not None:
-                texts[at] = functools.reduce(operator.or_, (shape.fields.get(name, 0) for name in value), 0)
-    kept = any(one & KEEPS for one in texts)
-    first = next((at for at, one in enumerate(texts) if one & KEPT), len(shapes))
-
-    def rank(at: int) -> tuple[bool, int]:
-        return bool(kept and texts[at] & MAKES or at > first and texts[at] & LISTED), shapes[at].order
-
-    return [shapes[at] for at in sorted(range(len(shapes)), key=rank)]
+                 order=min(shape.order for shape in shapes))
