@@ -17,11 +17,7 @@ from typing import Any
 
 from ..wire.frames import JSON
 from .draft import Draft
-<<<<<<< HEAD
-from .shapes import MADE, Load, Schema, Shape, is_json, sure
-=======
-from .shapes import Load, Schema, Shape, no_text, sure
->>>>>>> s43-worker
+from .shapes import Load, Schema, Shape, is_json, no_text, sure
 from .values import Mismatch, describe, encode, member, pointer, sent
 
 UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
