@@ -17,7 +17,6 @@ import itertools
 import json
 import logging
 import math
-import os
 import random
 import re
 import secrets
@@ -69,7 +68,6 @@ class Connection:
 
     def __init__(self, find: Callable[[], Found], name: str, session: str) -> None:
         self.loop = asyncio.get_running_loop()
-        self.pid = os.getpid()
         self.pending: dict[str, Pending] = {}
         self.numbers = itertools.count(1)
         self.inbox = ""

@@ -12,7 +12,7 @@ import os
 import pathlib
 import re
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +20,8 @@ DEFAULT = "nats://127.0.0.1:4222"
 _SEED = re.compile(r"^S[UA][A-Z2-7]{50,}$", re.MULTILINE)
 _NEXT = re.compile(r",(?=\w+://)")
 _LOGIN = re.compile(r"(\w+://)?.*@", re.DOTALL)
+_VARIABLES = {"servers": "MESH_NATS_URL", "context": "MESH_NATS_CONTEXT", "creds": "MESH_NATS_CREDS",
+              "nkey": "MESH_NATS_NKEY"}
 _TLS = ("ca", "cert", "key", "tls_first")
 
 
@@ -85,6 +87,19 @@ def find(
             raise ValueError(f"{shown(found.servers)!r} is in the clear, and the NATS context is not: write wss://HOST:PORT")
         if parts.scheme == "tls" and found.tls is None:
             found.tls = ssl.create_default_context()
+    return found
+
+
+def environment(settings: Mapping[str, str | Sequence[str] | None]) -> dict[str, str]:
+    """The environment in which the command mesh finds the mesh of these arguments of find. All users of the machine can
+    read a command line, and a URL may have a password."""
+    found = dict(os.environ)
+    if settings["servers"] or settings["context"]:
+        for name in ("MESH_NATS_URL", "MESH_NATS_CONTEXT", "NATS_URL", "NATS_CONTEXT"):
+            found.pop(name, None)
+    for name, value in settings.items():
+        if value:
+            found[_VARIABLES[name]] = value if isinstance(value, str) else ",".join(value)
     return found
 
 
