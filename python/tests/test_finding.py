@@ -35,6 +35,8 @@ def test_the_order(monkeypatch, tmp_path):
     assert finding.find().servers == ["nats://127.0.0.1:2"], "the latest that lives"
     monkeypatch.setenv("NATS_URL", "nats://n:1")
     assert finding.find().servers == ["nats://n:1"]
+    monkeypatch.setenv("MESH_NATS_URL", "")
+    assert finding.find().servers == ["nats://127.0.0.1:2"], "as for the commands, an empty one switches NATS_URL off"
     monkeypatch.setenv("MESH_NATS_URL", "nats://m:1, nats://m:2")
     assert finding.find().servers == ["nats://m:1", "nats://m:2"]
     (tmp_path / "nats" / "context").mkdir(parents=True)

@@ -52,13 +52,11 @@ def find(
         servers = servers.split(",")
     where = [one.strip() for one in servers or () if one.strip()]
     if not where and not context:
-        for prefix in ("MESH_NATS_", "NATS_"):
-            url, context = os.environ.get(prefix + "URL", ""), os.environ.get(prefix + "CONTEXT")
-            where = [one.strip() for one in url.split(",") if one.strip()]
-            if where or context:
-                break
-    creds = creds or os.environ.get("MESH_NATS_CREDS") or os.environ.get("NATS_CREDS")
-    nkey = nkey or os.environ.get("MESH_NATS_NKEY") or os.environ.get("NATS_NKEY")
+        if os.environ.get("MESH_NATS_URL") or not os.environ.get("MESH_NATS_CONTEXT"):
+            where = [one.strip() for one in _variable("NATS_URL").split(",") if one.strip()]
+        context = "" if where else _variable("NATS_CONTEXT")
+    creds = creds or _variable("NATS_CREDS")
+    nkey = nkey or _variable("NATS_NKEY")
     found = Found(where)
     if not where and context:
         found = _saved(context)
@@ -88,6 +86,11 @@ def find(
         if parts.scheme == "tls" and found.tls is None:
             found.tls = ssl.create_default_context()
     return found
+
+
+def _variable(name: str) -> str:
+    """That of the mesh; an empty one switches the other off."""
+    return os.environ.get(f"MESH_{name}", os.environ.get(name, ""))
 
 
 def environment(settings: Mapping[str, str | Sequence[str] | None]) -> dict[str, str]:
