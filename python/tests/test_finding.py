@@ -111,3 +111,6 @@ def test_the_key_of_mesh_up_signs_for_its_server_alone(monkeypatch, tmp_path):
         assert finding.find(servers).nkey, servers
     for servers in (f"{ours},nats://elsewhere:4333", f"nats://127.0.0.1:9,{ours}"):
         assert finding.find(servers).nkey is None, servers
+    monkeypatch.setenv("NATS_CONTEXT", "of another program")
+    monkeypatch.setenv("MESH_NATS_URL", ours)
+    assert finding.find().nkey, "the context is not used"
