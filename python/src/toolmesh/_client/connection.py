@@ -180,7 +180,7 @@ class Connection:
             subscription = await nc.subscribe(self.inbox + ">", future=taking(self._receive))
             if key:
                 await nc.flush()
-                if self._denied == self.inbox + ">":
+                if self._denied == self.inbox:
                     with contextlib.suppress(nats.errors.Error):
                         await subscription.unsubscribe()
                     continue
@@ -212,11 +212,11 @@ class Connection:
         denied = _DENIED.search(str(failure))
         if denied is None:
             return
-        what, subject = denied.groups()
-        if what.lower() == "subscription" and subject == self.inbox + ">":
-            self._denied = subject
+        what, subject = (one.lower() for one in denied.groups())  # as newer versions of nats-py write them anyway
+        if what == "subscription" and subject == f"{self.inbox}>".lower():
+            self._denied = self.inbox
         for one in self.pending.values():  # it refuses one by one, in the order in which they were sent
-            if one.subject == subject and one.error is None and not one.messages and one.sign == one.asked:
+            if one.subject.lower() == subject and one.error is None and not one.messages and one.sign == one.asked:
                 one.fail(refused("permission_denied", f"the NATS server does not permit publishing to {subject}: "
                                                       "another session needs its own key"))
                 break
