@@ -217,7 +217,7 @@ class Connection:
             self._denied = self.inbox
         for one in self.pending.values():  # it refuses one by one, in the order in which they were sent
             if one.subject.lower() == subject and one.error is None and not one.messages and one.sign == one.asked:
-                one.fail(refused("permission_denied", f"the NATS server does not permit publishing to {subject}: "
+                one.fail(refused("permission_denied", f"the NATS server does not permit publishing to {one.subject}: "
                                                       "another session needs its own key"))
                 break
 
