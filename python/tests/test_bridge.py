@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+import toolmesh
+from toolmesh import Host, binary
 from toolmesh._host.bridge import Asked, Bridge
 
 
@@ -23,3 +25,20 @@ def test_answers_for_an_abandoned_call_are_dropped(frame):
         assert not bridge.over
 
     asyncio.run(main())
+
+
+def test_the_mesh_of_a_host_is_the_one_that_it_names(monkeypatch, tmp_path):
+    """A variable of the environment names another mesh, and the bridge would prefer it."""
+    program = tmp_path / "mesh"
+    program.write_text(f"#!/bin/sh\nenv > {tmp_path}/env\nexit 1\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(binary, "find", lambda: str(program))
+    for one in ("MESH_NATS_URL", "NATS_URL", "NATS_CONTEXT"):
+        monkeypatch.setenv(one, "another")
+    host = Host(context="mine", nkey="key.nk", slots=3)
+    host.tool(len)
+    with pytest.raises(toolmesh.Unavailable):
+        host.serve()
+    found = dict(line.partition("=")[::2] for line in (tmp_path / "env").read_text().splitlines())
+    known = {name: value for name, value in found.items() if name.startswith(("MESH_NATS", "NATS", "MESH_SLOTS"))}
+    assert known == {"MESH_NATS_CONTEXT": "mine", "MESH_NATS_NKEY": "key.nk", "MESH_SLOTS": "3"}

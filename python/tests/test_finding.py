@@ -35,6 +35,8 @@ def test_the_order(monkeypatch, tmp_path):
     assert finding.find().servers == ["nats://127.0.0.1:2"], "the latest that lives"
     monkeypatch.setenv("NATS_URL", "nats://n:1")
     assert finding.find().servers == ["nats://n:1"]
+    monkeypatch.setenv("MESH_NATS_URL", "")
+    assert finding.find().servers == ["nats://127.0.0.1:2"], "as for the commands, an empty one switches NATS_URL off"
     monkeypatch.setenv("MESH_NATS_URL", "nats://m:1, nats://m:2")
     assert finding.find().servers == ["nats://m:1", "nats://m:2"]
     (tmp_path / "nats" / "context").mkdir(parents=True)
@@ -109,3 +111,6 @@ def test_the_key_of_mesh_up_signs_for_its_server_alone(monkeypatch, tmp_path):
         assert finding.find(servers).nkey, servers
     for servers in (f"{ours},nats://elsewhere:4333", f"nats://127.0.0.1:9,{ours}"):
         assert finding.find(servers).nkey is None, servers
+    monkeypatch.setenv("NATS_CONTEXT", "of another program")
+    monkeypatch.setenv("MESH_NATS_URL", ours)
+    assert finding.find().nkey, "the context is not used"

@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from typing import Any
 
-from ._client import names
+from ._client import finding, names
 from ._client.answers import api
 from ._core import binding, errors, failures, guard, schema, terminals, values
 from ._host import serving
@@ -75,13 +75,10 @@ class Host:
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots is {slots}: it is how many calls run at once")
-        where = ",".join([servers] if isinstance(servers, str) else servers or ())
         self._index, self._session, self._slots = index, session, slots
-        # By the environment, not by arguments, which all users of the machine can read: a URL may have a password.
-        self._settings = {name: value for name, value in {
-            "MESH_NATS_URL": where, "MESH_NATS_CONTEXT": context, "MESH_NATS_CREDS": creds, "MESH_NATS_NKEY": nkey,
-            "MESH_SESSION": session, "MESH_NODE": node, "MESH_SLOTS": str(slots), "MESH_LOG_LEVEL": "warn",
-        }.items() if value}
+        self._where = {"servers": servers, "context": context, "creds": creds, "nkey": nkey}
+        settings = {"MESH_SESSION": session, "MESH_NODE": node, "MESH_SLOTS": str(slots), "MESH_LOG_LEVEL": "warn"}
+        self._settings = {name: value for name, value in settings.items() if value}
         self._tools: dict[str, _Offered] = {}
         self._runner: _Runner | None = None
         self._thread: threading.Thread | None = None
@@ -152,7 +149,8 @@ class Host:
         with self._lock:
             if self._runner is not None:
                 raise RuntimeError("it serves already")
-            runner = self._runner = _Runner(self._settings, self._index, self._session, self._slots, self._tools)
+            settings = {**finding.environment(self._where), **self._settings}
+            runner = self._runner = _Runner(settings, self._index, self._session, self._slots, self._tools)
         loop = asyncio.get_running_loop()
         try:
             if signals:

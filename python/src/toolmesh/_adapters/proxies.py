@@ -117,18 +117,14 @@ class CachedRPCProxyTool(RPCProxyTool):
         """Calls the tool, or returns the cached answer."""
         arguments = self._arguments(args, kwargs)
         key = self._key(arguments)
-        kept = self._find(key)
-        if kept is None:
-            kept = self._keep(key, super().__call__(**arguments))
+        kept = self._find(key) or self._keep(key, super().__call__(**arguments))
         return copy.deepcopy(kept[0])
 
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """A call, for coroutines."""
         arguments = self._arguments(args, kwargs)
         key = self._key(arguments)
-        kept = self._find(key)
-        if kept is None:
-            kept = self._keep(key, await super().acall(**arguments))
+        kept = self._find(key) or self._keep(key, await super().acall(**arguments))
         return copy.deepcopy(kept[0])
 
     def _key(self, arguments: dict[str, Any]) -> str:

@@ -17,7 +17,6 @@ import itertools
 import json
 import logging
 import math
-import os
 import random
 import re
 import secrets
@@ -69,7 +68,6 @@ class Connection:
 
     def __init__(self, find: Callable[[], Found], name: str, session: str) -> None:
         self.loop = asyncio.get_running_loop()
-        self.pid = os.getpid()
         self.pending: dict[str, Pending] = {}
         self.numbers = itertools.count(1)
         self.inbox = ""
@@ -182,7 +180,7 @@ class Connection:
             subscription = await nc.subscribe(self.inbox + ">", future=taking(self._receive))
             if key:
                 await nc.flush()
-                if self._denied == self.inbox + ">":
+                if self._denied == self.inbox:
                     with contextlib.suppress(nats.errors.Error):
                         await subscription.unsubscribe()
                     continue
@@ -216,12 +214,12 @@ class Connection:
         denied = _DENIED.search(str(failure))
         if denied is None:
             return
-        what, subject = denied.groups()
-        if what.lower() == "subscription" and subject == self.inbox + ">":
-            self._denied = subject
+        what, subject = (one.lower() for one in denied.groups())  # as newer versions of nats-py write them anyway
+        if what == "subscription" and subject == f"{self.inbox}>".lower():
+            self._denied = self.inbox
         for one in self.pending.values():  # it refuses one by one, in the order in which they were sent
-            if one.subject == subject and one.error is None and not one.messages and one.sign == one.asked:
-                one.fail(refused("permission_denied", f"the NATS server does not permit publishing to {subject}: "
+            if one.subject.lower() == subject and one.error is None and not one.messages and one.sign == one.asked:
+                one.fail(refused("permission_denied", f"the NATS server does not permit publishing to {one.subject}: "
                                                       "another session needs its own key"))
                 break
 

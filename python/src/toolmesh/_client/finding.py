@@ -12,7 +12,7 @@ import os
 import pathlib
 import re
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +20,8 @@ DEFAULT = "nats://127.0.0.1:4222"
 _SEED = re.compile(r"^S[UA][A-Z2-7]{50,}$", re.MULTILINE)
 _NEXT = re.compile(r",(?=\w+://)")
 _LOGIN = re.compile(r"(\w+://)?.*@", re.DOTALL)
+_VARIABLES = {"servers": "MESH_NATS_URL", "context": "MESH_NATS_CONTEXT", "creds": "MESH_NATS_CREDS",
+              "nkey": "MESH_NATS_NKEY"}
 _TLS = ("ca", "cert", "key", "tls_first")
 
 
@@ -50,13 +52,11 @@ def find(
         servers = servers.split(",")
     where = [one.strip() for one in servers or () if one.strip()]
     if not where and not context:
-        for prefix in ("MESH_NATS_", "NATS_"):
-            url, context = os.environ.get(prefix + "URL", ""), os.environ.get(prefix + "CONTEXT")
-            where = [one.strip() for one in url.split(",") if one.strip()]
-            if where or context:
-                break
-    creds = creds or os.environ.get("MESH_NATS_CREDS") or os.environ.get("NATS_CREDS")
-    nkey = nkey or os.environ.get("MESH_NATS_NKEY") or os.environ.get("NATS_NKEY")
+        if os.environ.get("MESH_NATS_URL") or not os.environ.get("MESH_NATS_CONTEXT"):
+            where = [one.strip() for one in _variable("NATS_URL").split(",") if one.strip()]
+        context = "" if where else _variable("NATS_CONTEXT")
+    creds = creds or _variable("NATS_CREDS")
+    nkey = nkey or _variable("NATS_NKEY")
     found = Found(where)
     if not where and context:
         found = _saved(context)
@@ -85,6 +85,24 @@ def find(
             raise ValueError(f"{shown(found.servers)!r} is in the clear, and the NATS context is not: write wss://HOST:PORT")
         if parts.scheme == "tls" and found.tls is None:
             found.tls = ssl.create_default_context()
+    return found
+
+
+def _variable(name: str) -> str:
+    """That of the mesh; an empty one switches the other off."""
+    return os.environ.get(f"MESH_{name}", os.environ.get(name, ""))
+
+
+def environment(settings: Mapping[str, str | Sequence[str] | None]) -> dict[str, str]:
+    """The environment in which the command mesh finds the mesh of these arguments of find. All users of the machine can
+    read a command line, and a URL may have a password."""
+    found = dict(os.environ)
+    if settings["servers"] or settings["context"]:
+        for name in ("MESH_NATS_URL", "MESH_NATS_CONTEXT", "NATS_URL", "NATS_CONTEXT"):
+            found.pop(name, None)
+    for name, value in settings.items():
+        if value:
+            found[_VARIABLES[name]] = value if isinstance(value, str) else ",".join(value)
     return found
 
 

@@ -13,12 +13,11 @@ from typing import Any
 
 from .. import binary
 from .._core import errors
+from . import finding
 
 _log = logging.getLogger("toolmesh")
 _LOGIN = re.compile(r"([^/]*://)(?:[^/]*@|[^/@]*:[^/@]*[^0-9/@][^/@]*/.*@)")  # a password may have slashes
 _REPOSITORY = re.compile(r"[A-Za-z0-9-]+/[\w.-]+(@.*)?", re.ASCII)  # of GitHub, never a folder: that is ./OWNER/REPO
-_SETTINGS = {"servers": "MESH_NATS_URL", "context": "MESH_NATS_CONTEXT", "creds": "MESH_NATS_CREDS",
-             "nkey": "MESH_NATS_NKEY"}
 _FOLLOWED = 2.0  # max seconds to wait for the list, as in mesh install
 
 
@@ -88,16 +87,6 @@ def _described(describe: Callable[[str], dict[str, Any]], tool: str, revision: s
 
 
 def _environment(settings: Mapping[str, Any], session: str) -> dict[str, str]:
-    """The environment in which mesh finds this mesh. All users of the machine can read a command line, and a URL may
-    have a password."""
-    said = {name: value for name, value in settings.items() if value is not None}
-    replaced = ["MESH_SESSION"]
-    if "servers" in said or "context" in said:
-        replaced += ["MESH_NATS_URL", "MESH_NATS_CONTEXT", "NATS_URL", "NATS_CONTEXT"]
-    found = {name: value for name, value in os.environ.items() if name not in replaced}
-    for name, variable in _SETTINGS.items():
-        if name in said:
-            found[variable] = said[name] if isinstance(said[name], str) else ",".join(said[name])
-    if session != "default":
-        found["MESH_SESSION"] = session
-    return found
+    found = finding.environment(settings)
+    found.pop("MESH_SESSION", None)
+    return found if session == "default" else {**found, "MESH_SESSION": session}

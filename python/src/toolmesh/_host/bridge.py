@@ -61,7 +61,7 @@ class Bridge:
         self.over = False
         self._forked = False  # this is a child process that the program forked
 
-    async def start(self, settings: Mapping[str, str]) -> None:
+    async def start(self, environment: Mapping[str, str]) -> None:
         """Starts it and waits until it is connected. Raises Unavailable with its message if that fails."""
         self._from, out = os.pipe()
         into, self._to = os.pipe()
@@ -69,7 +69,7 @@ class Bridge:
             # In a new process session: an interrupt at the terminal goes to the program, which drains.
             self._process = await asyncio.create_subprocess_exec(
                 binary.find(), "bridge", stdin=into, stdout=out, stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, **settings}, limit=_READ, start_new_session=True)
+                env=environment, limit=_READ, start_new_session=True)
         except OSError as failure:
             self._close()
             raise refused("unavailable", str(failure)) from None
