@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -47,7 +48,7 @@ func ParseRate(text string) (calls int, in time.Duration, err error) {
 	n, err := strconv.ParseUint(number, 10, 31)
 	in = map[string]time.Duration{"s": time.Second, "m": time.Minute, "h": time.Hour}[unit]
 	if err != nil || n == 0 || in == 0 {
-		return 0, 0, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the rate %q cannot be read: write a whole number of calls in a second, a minute or an hour, such as 10/s, 100/m or 1000/h", text)
+		return 0, 0, fmt.Errorf("the rate %q cannot be read: write a whole number of calls in a second, a minute or an hour, such as 10/s, 100/m or 1000/h", text)
 	}
 	return int(n), in, nil
 }

@@ -40,7 +40,7 @@ func (a *app) nodes() noun[inventory.Node] {
 			if len(known) > 0 {
 				are = "nodes are " + strings.Join(known, ", ")
 			}
-			return refused(toolmesh.OriginMesh, toolmesh.CodeUnavailable, "there is no node %q; %s", id, are)
+			return refused(toolmesh.OriginMesh, toolmesh.CodeNotFound, "there is no node %q; %s", id, are)
 		},
 		columns: []string{"NODE", "STATE", "CALLS", "QUEUED", "WAITING", "VERSION", "SANDBOX", "LABELS", "INDEXES"},
 		row: func(n inventory.Node) []string {

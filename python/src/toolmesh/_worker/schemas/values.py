@@ -394,9 +394,9 @@ def _explain(value: Any, path: str, above: set[int]) -> Any:
         return value
     if isinstance(value, float):
         if math.isnan(value):
-            raise NotSerializable(path, "is NaN: JSON has no NaN; return None or a string", "float")
+            raise NotSerializable(path, "is NaN: JSON has no NaN; use None or a string", "float")
         if math.isinf(value):
-            raise NotSerializable(path, "is infinite: JSON has no infinity; return None or a string", "float")
+            raise NotSerializable(path, "is infinite: JSON has no infinity; use None or a string", "float")
         return value
     if id(value) in above:
         raise NotSerializable(path, "contains itself", kind.__name__)
