@@ -15,9 +15,9 @@ type LaneType string
 const (
 	// LaneAsk asks for the lane, again each second until it is granted.
 	LaneAsk LaneType = "ask"
-	// LaneRenew asks how long a held grant is valid.
+	// LaneRenew names the held grants, and asks how long they are valid.
 	LaneRenew LaneType = "renew"
-	// LaneRelease releases a grant, or ends the wait for it. It has no answer.
+	// LaneRelease releases grants, or ends the wait for one. It has no answer.
 	LaneRelease LaneType = "release"
 )
 
@@ -29,8 +29,8 @@ type LaneRequest struct {
 	Node subjects.NodeID `json:"node"` // that asks
 	Boot subjects.BootID `json:"boot"`
 	// N numbers the requests of the node: the answer has that of the last one.
-	N  uint64 `json:"n,omitempty"`
-	ID string `json:"id"` // of the grant
+	N   uint64   `json:"n,omitempty"`
+	IDs []string `json:"ids"` // of grants: of LaneAsk one
 	// Of LaneAsk: the key of the call, whether the call only reads, and the grants that the calls
 	// above it hold. Tool and Rule distinguish revisions of a tool that make keys in different
 	// ways.
@@ -48,8 +48,7 @@ type LaneState string
 const (
 	LaneGranted LaneState = "granted"
 	LaneWaiting LaneState = "waiting"
-	// LaneGone answers a LaneRenew of a grant that the owner does not know.
-	LaneGone LaneState = "gone"
+	LaneRenewed LaneState = "renewed"
 	// LaneElsewhere: the node does not own the lanes; the store names the owner.
 	LaneElsewhere LaneState = "elsewhere"
 	LaneRefused   LaneState = "refused"
@@ -58,10 +57,13 @@ const (
 // LaneAnswer answers a [LaneRequest], and comes once more when a wait is over.
 type LaneAnswer struct {
 	State LaneState `json:"state"`
+	ID    string    `json:"id,omitempty"` // of a LaneAsk
 	N     uint64    `json:"n"`
 	// MS is how long the grant is valid, from when the request with the number N was sent.
-	MS    int64           `json:"ms,omitempty"`
-	Fence uint64          `json:"fence,omitempty"`
+	MS    int64  `json:"ms,omitempty"`
+	Fence uint64 `json:"fence,omitempty"`
+	// Gone are those of the renewed grants that the owner does not know.
+	Gone  []string        `json:"gone,omitempty"`
 	Error *toolmesh.Error `json:"error,omitempty"` // of LaneRefused
 }
 

@@ -3,6 +3,7 @@ package grants
 import (
 	"context"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -44,17 +45,19 @@ type Grant struct {
 	id  string
 	key domainKey
 
-	answers chan codec.LaneAnswer // for the goroutine that waits
+	// The goroutine that waits.
+	answers chan codec.LaneAnswer
+	asked   map[uint64]time.Time // when requests were sent to the present owner, by their numbers
 
 	// Guarded by the keeper's mu from when it is held.
-	waits  bool                 // it is not granted at once; changed under mu
-	asked  map[uint64]time.Time // when requests were sent to the present owner, by their numbers; changed under mu
-	fence  uint64               // 0 until granted
-	by     owner                // the owner that was asked, and granted it
+	waits  bool   // it is not granted at once; changed under mu
+	fence  uint64 // 0 until granted
+	by     owner  // the owner that was asked, and granted it
 	end    time.Time
-	heard  time.Time // when the owner last extended it
-	told   bool      // Lost was called
+	told   bool // Lost was called
 	follow func(end time.Time)
+	n      uint64    // of the renewal without an answer; 0 for none
+	sent   time.Time // when that was first sent
 }
 
 // ID is the grant's name, unique in the mesh.
@@ -150,9 +153,7 @@ func (g *Grant) wait() {
 // await asks the owner until it grants the lane, refuses it, or is elsewhere. The answer is
 // empty when ctx ends.
 func (g *Grant) await(ctx context.Context) codec.LaneAnswer {
-	g.k.mu.Lock()
 	g.asked = make(map[uint64]time.Time)
-	g.k.mu.Unlock()
 	g.askOwner()
 	ticker := time.NewTicker(askEvery)
 	defer ticker.Stop()
@@ -184,30 +185,29 @@ func (g *Grant) await(ctx context.Context) codec.LaneAnswer {
 	}
 }
 
-// askOwner asks for the lane.
+// askOwner asks for the lane, and records when.
 func (g *Grant) askOwner() {
-	req := codec.LaneRequest{
+	now := time.Now()
+	maps.DeleteFunc(g.asked, func(_ uint64, at time.Time) bool { return now.Sub(at) > askedFor })
+	req := &codec.LaneRequest{
 		Type: codec.LaneAsk, Tool: g.ask.Tool, Rule: g.ask.Rule, Place: g.ask.Key.Place, Read: g.ask.Key.Read, Above: g.ask.Above,
 	}
 	g.k.mu.Lock()
-	req.N = g.number(time.Now())
-	g.k.mu.Unlock()
-	g.k.send(g, g.by, &req)
-}
-
-// number is that of a request that is sent now; k.mu is held.
-func (g *Grant) number(now time.Time) uint64 {
-	maps.DeleteFunc(g.asked, func(_ uint64, at time.Time) bool { return now.Sub(at) > askedFor })
 	g.k.counter++
-	g.asked[g.k.counter] = now
-	return g.k.counter
+	req.N = g.k.counter
+	g.k.mu.Unlock()
+	g.asked[req.N] = now
+	g.k.send(g, g.by, req)
 }
 
-// send sends a request about a grant to an owner. The subject of the answers has the grant's id.
+// send sends a request about a grant to an owner. The answers have the grant's id.
 func (k *Lanes) send(g *Grant, to owner, req *codec.LaneRequest) {
-	req.Mesh, req.Node, req.Boot, req.ID = g.key.session == "", k.opts.Node, k.opts.Boot, g.id
+	req.Mesh, req.Node, req.Boot, req.IDs = g.key.session == "", k.opts.Node, k.opts.Boot, []string{g.id}
 	if to == k.self() {
-		k.serve(g.key, req, func(answer codec.LaneAnswer) { k.answered(g.id, answer) })
+		k.serve(g.key, req, func(answer codec.LaneAnswer) {
+			answer.ID = g.id
+			k.answered(answer)
+		})
 		return
 	}
 	reply := ""
@@ -226,14 +226,14 @@ func (k *Lanes) send(g *Grant, to owner, req *codec.LaneRequest) {
 // hold accepts a grant, unless its end is near: this process may have been frozen since it
 // asked.
 func (g *Grant) hold(answer codec.LaneAnswer) bool {
-	g.k.mu.Lock()
-	defer g.k.mu.Unlock()
 	at, known := g.asked[answer.N]
-	end, now := at.Add(toolmesh.Millis(answer.MS)), time.Now()
-	if !known || !now.Before(end.Add(-soft)) {
+	end := at.Add(toolmesh.Millis(answer.MS))
+	if !known || !time.Now().Before(end.Add(-soft)) {
 		return false
 	}
-	g.end, g.fence, g.heard = end, answer.Fence, now
+	g.k.mu.Lock()
+	defer g.k.mu.Unlock()
+	g.end, g.fence = end, answer.Fence
 	delete(g.k.asking, g.id)
 	g.k.held[g.id] = g
 	return true
@@ -270,7 +270,8 @@ func (k *Lanes) reply(token string) string {
 	return k.inbox.Subject() + "." + token
 }
 
-// renew asks the owners of the held grants to extend them; k.mu is held.
+// renew asks the owners of the held grants to extend them; k.mu is held. A request without an
+// answer is repeated, so that the extension counts from the first one.
 func (k *Lanes) renew(now time.Time, out *outbox) {
 	if now.Before(k.nextAsk) {
 		return
@@ -278,36 +279,40 @@ func (k *Lanes) renew(now time.Time, out *outbox) {
 	k.nextAsk = now.Add(renewEvery)
 	for _, g := range k.held {
 		by := g.by
-		if now.Sub(g.heard) > renewEvery+silence {
-			g.heard = now
+		if g.n != 0 && now.Sub(g.sent) > silence {
+			g.n = 0
 			out.add(func() { k.seek(g, by) })
 		}
-		req := codec.LaneRequest{Type: codec.LaneRenew, N: g.number(now)}
+		if g.n == 0 {
+			k.counter++
+			g.n, g.sent = k.counter, now
+		}
+		req := codec.LaneRequest{Type: codec.LaneRenew, N: g.n}
 		out.add(func() { k.send(g, by, &req) })
 	}
 }
 
-// extend handles an owner's answer about a held grant.
+// extend handles an owner's answer to a renewal.
 func (k *Lanes) extend(g *Grant, answer codec.LaneAnswer) {
 	k.mu.Lock()
-	by := g.by
-	at, known := g.asked[answer.N]
-	end := at.Add(toolmesh.Millis(answer.MS))
+	by, elsewhere := g.by, answer.State == codec.LaneElsewhere
+	if !elsewhere && (answer.State != codec.LaneRenewed || answer.N != g.n) { // of an earlier request
+		k.mu.Unlock()
+		return
+	}
+	g.n = 0
+	end, gone := g.sent.Add(toolmesh.Millis(answer.MS)), slices.Contains(answer.Gone, g.id)
 	var follow func(time.Time)
-	gone := false
 	switch {
-	case known && answer.State == codec.LaneGone:
-		gone = fenced && !g.told
+	case gone || elsewhere:
+		gone = gone && fenced && !g.told
 		g.told = g.told || gone
-	case known && answer.State == codec.LaneGranted:
-		g.heard = time.Now()
-		if end.After(g.end) && !g.told {
-			g.end, follow = end, g.follow
-		}
+	case end.After(g.end) && !g.told:
+		g.end, follow = end, g.follow
 	}
 	k.mu.Unlock()
 	switch {
-	case answer.State == codec.LaneElsewhere:
+	case elsewhere:
 		k.seek(g, by)
 	case gone:
 		g.ask.Lost(errLost)
@@ -330,7 +335,7 @@ func (k *Lanes) seek(g *Grant, by owner) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		if k.held[g.id] == g && g.by == by {
-			g.by, g.asked, k.nextAsk = who, make(map[uint64]time.Time), time.Time{}
+			g.by, k.nextAsk = who, time.Time{}
 		}
 	})
 }

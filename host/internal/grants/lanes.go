@@ -211,7 +211,7 @@ func (o outbox) send() {
 // Serve answers a request on this node's subject of lanes.
 func (k *Lanes) Serve(s subjects.Subject, m *nats.Msg) {
 	var req codec.LaneRequest
-	if err := bus.ReadRequest(m, &req); err != nil || req.ID == "" {
+	if err := bus.ReadRequest(m, &req); err != nil || len(req.IDs) == 0 && req.Type != codec.LaneRenew {
 		return // only nodes may ask here, and they retry
 	}
 	key := domainKey{session: s.Session}
@@ -241,13 +241,14 @@ func (k *Lanes) heard(m *nats.Msg, err error) {
 			return
 		}
 	}
-	k.answered(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:], answer)
+	answer.ID = m.Subject[strings.LastIndexByte(m.Subject, '.')+1:]
+	k.answered(answer)
 }
 
 // answered handles an answer about a grant, of another node or of this one.
-func (k *Lanes) answered(id string, answer codec.LaneAnswer) {
+func (k *Lanes) answered(answer codec.LaneAnswer) {
 	k.mu.Lock()
-	held, asks := k.held[id], k.asking[id]
+	held, asks := k.held[answer.ID], k.asking[answer.ID]
 	k.mu.Unlock()
 	switch {
 	case held != nil:

@@ -642,7 +642,7 @@ func TestBadLanes(t *testing.T) {
 		t.Errorf("a long Mesh-Lanes: %v %v", err, answer)
 	}
 	// A caller that is not a node asks for a lane: it gets no answer, and holds nothing.
-	for _, body := range []string{"", "{", `{"type":"ask"}`, `{"type":"ask","id":""}`, `{"type":"wings","id":"x"}`, `[]`} {
+	for _, body := range []string{"", "{", `{"type":"ask"}`, `{"type":"ask","ids":[""]}`, `{"type":"wings","ids":["x"]}`, `[]`} {
 		if err := m.nc.Publish("mesh.node.node-0.lane.default", []byte(body)); err != nil {
 			t.Fatal(err)
 		}

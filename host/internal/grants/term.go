@@ -89,41 +89,47 @@ func (k *Lanes) serve(key domainKey, req *codec.LaneRequest, answer func(codec.L
 	switch {
 	case !ok:
 		if req.Type != codec.LaneRelease {
-			out.add(func() { answer(codec.LaneAnswer{State: codec.LaneElsewhere, N: req.N}) })
+			elsewhere := codec.LaneAnswer{State: codec.LaneElsewhere, N: req.N, Gone: nil}
+			if req.Type == codec.LaneAsk {
+				elsewhere.ID = req.IDs[0]
+			}
+			out.add(func() { answer(elsewhere) })
 		}
-	case req.Type == codec.LaneAsk, req.Type == codec.LaneRenew:
+	case req.Type == codec.LaneAsk:
 		d.used = now
 		k.ask(d, req, now, until, answer, &out)
+	case req.Type == codec.LaneRenew:
+		d.used = now
+		k.renewTurns(d.term, req, now, until, answer, &out)
 	case req.Type == codec.LaneRelease:
 		d.used = now
-		if t := d.term.turns[req.ID]; t != nil {
-			k.drop(d, t, now, until, &out)
+		for _, id := range req.IDs {
+			if t := d.term.turns[id]; t != nil {
+				k.drop(d, t, now, until, &out)
+			}
 		}
 	}
 	k.mu.Unlock()
 	out.send()
 }
 
-// ask adds a waiting call, or extends a hold; k.mu is held.
+// ask adds a waiting call; k.mu is held.
 func (k *Lanes) ask(d *domain, req *codec.LaneRequest, now, until time.Time, answer func(codec.LaneAnswer), out *outbox) {
-	t := d.term.turns[req.ID]
-	if req.Type == codec.LaneRenew && (t == nil || !t.granted) {
-		out.add(func() { answer(codec.LaneAnswer{State: codec.LaneGone, N: req.N}) })
-		return
-	}
+	id := req.IDs[0]
+	t := d.term.turns[id]
 	if t == nil {
 		t = &turn{rule: rule{req.Tool, req.Rule}, above: req.Above}
-		t.heldTurn = heldTurn{ID: req.ID, By: owner{req.Node, req.Boot}, Key: lane.Key{Place: req.Place, Read: req.Read}}
+		t.heldTurn = heldTurn{ID: id, By: owner{req.Node, req.Boot}, Key: lane.Key{Place: req.Place, Read: req.Read}}
 		if d.term.rules[t.rule]++; d.term.declaredOtherwise(t.rule) {
 			t.Key = lane.Key{}
 		}
 		t.at = d.term.queue.Add(t.Key, t)
 		if bad := d.term.circle(t); bad != nil {
 			k.end(d, t, now, until, out)
-			out.add(func() { answer(codec.LaneAnswer{State: codec.LaneRefused, N: req.N, Error: bad}) })
+			out.add(func() { answer(codec.LaneAnswer{State: codec.LaneRefused, ID: id, N: req.N, Error: bad}) })
 			return
 		}
-		d.term.turns[req.ID] = t
+		d.term.turns[id] = t
 	}
 	t.heard, t.n, t.answer = now, req.N, answer
 	if t.granted {
@@ -132,7 +138,7 @@ func (k *Lanes) ask(d *domain, req *codec.LaneRequest, now, until time.Time, ans
 		return
 	}
 	if k.tryGrant(d, t, now, until, out); !t.granted {
-		out.add(func() { answer(codec.LaneAnswer{State: codec.LaneWaiting, N: req.N}) })
+		out.add(func() { answer(codec.LaneAnswer{State: codec.LaneWaiting, ID: id, N: req.N}) })
 	}
 }
 
@@ -150,7 +156,7 @@ func (k *Lanes) tryGrant(d *domain, t *turn, now, until time.Time, out *outbox) 
 // before it arrived.
 func (t *turn) grant() func() {
 	answer := t.answer
-	a := codec.LaneAnswer{State: codec.LaneGranted, N: t.n, MS: t.until.Sub(t.heard).Milliseconds(), Fence: t.Fence}
+	a := codec.LaneAnswer{State: codec.LaneGranted, ID: t.ID, N: t.n, MS: t.until.Sub(t.heard).Milliseconds(), Fence: t.Fence}
 	return func() { answer(a) }
 }
 
@@ -202,6 +208,19 @@ func (t *term) held(of *turn) (all []*turn) {
 		}
 	}
 	return all
+}
+
+// renewTurns extends holds, and answers with those that the term does not have; k.mu is held.
+func (k *Lanes) renewTurns(t *term, req *codec.LaneRequest, now, until time.Time, answer func(codec.LaneAnswer), out *outbox) {
+	a := codec.LaneAnswer{State: codec.LaneRenewed, N: req.N, MS: until.Sub(now).Milliseconds()}
+	for _, id := range req.IDs {
+		if turn := t.turns[id]; turn != nil && turn.granted {
+			turn.until = until
+		} else {
+			a.Gone = append(a.Gone, id)
+		}
+	}
+	out.add(func() { answer(a) })
 }
 
 // drop ends a hold or a wait; k.mu is held.
@@ -278,7 +297,7 @@ func (k *Lanes) tickTerm(d *domain, now time.Time, out *outbox) {
 func (k *Lanes) resign(d *domain, out *outbox) {
 	for _, t := range d.term.turns {
 		if !t.granted && t.answer != nil {
-			answer, elsewhere := t.answer, codec.LaneAnswer{State: codec.LaneElsewhere, N: t.n}
+			answer, elsewhere := t.answer, codec.LaneAnswer{State: codec.LaneElsewhere, ID: t.ID, N: t.n}
 			out.add(func() { answer(elsewhere) })
 		}
 	}
