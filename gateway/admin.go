@@ -100,7 +100,7 @@ func indexesOf(q *request, view *registry.View) ([]inventory.Index, error) {
 func visibleIndexes(q *request) ([]inventory.Index, error) {
 	all, err := inventory.Visible(q.ctx, q.c)
 	for i := range all {
-		all[i].Tools = slices.DeleteFunc(all[i].Tools, func(t inventory.IndexTool) bool { return !q.l.may(t.ID) })
+		all[i].Tools = slices.DeleteFunc(all[i].Tools, func(t inventory.IndexTool) bool { return !q.l.key.Tools.Match(t.ID) })
 	}
 	return slices.DeleteFunc(all, func(x inventory.Index) bool { return len(x.Tools) == 0 }), err
 }

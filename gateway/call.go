@@ -64,7 +64,9 @@ func (q *request) callTool() (any, error) {
 	}
 	if err != nil {
 		if !begins || toolmesh.AsError(err).Started == toolmesh.StartedNo {
-			q.drop(&in)
+			for _, file := range in.files { // a call that has begun may still read them
+				q.c.DropFile(file)
+			}
 		}
 		failCall(q.w, q.explain(err), &in)
 	}
@@ -203,7 +205,7 @@ func (l *link) bounded() (admit func(bytes int64) error, release func()) {
 func (in *call) mend(ctx context.Context, c *client.Client, l *link, err error) bool {
 	e := toolmesh.AsError(err)
 	// The broker knows a narrowed token's tools by their ids alone.
-	unknown := e.Code == toolmesh.CodeToolNotFound || e.Code == toolmesh.CodePermissionDenied && l.narrowed()
+	unknown := e.Code == toolmesh.CodeToolNotFound || e.Code == toolmesh.CodePermissionDenied && l.key.Narrowed()
 	if e.Started != toolmesh.StartedNo || !unknown && e.Code != toolmesh.CodeInvalidArguments || in.exact && unknown {
 		return false
 	}

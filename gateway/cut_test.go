@@ -79,3 +79,23 @@ func TestLinksToFilesTakeNoTree(t *testing.T) {
 		}
 	}
 }
+
+// A document keeps schemas as text while it is written: values have thirty times the size.
+func TestADocumentKeepsSchemasAsText(t *testing.T) {
+	schema := json.RawMessage(`{"$defs":{"a":{"examples":[` + strings.Repeat("[],", 300_000) + `1]}},"$ref":"#/$defs/a"}`)
+	schemas := make(object)
+	heap := func() int64 {
+		var is runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&is)
+		return int64(is.HeapAlloc)
+	}
+	before := heap()
+	placed(schema, "tool", schemas)
+	if kept := heap() - before; kept > 5<<20 {
+		t.Errorf("a schema of %d bytes keeps %d", len(schema), kept)
+	}
+	if len(schemas) != 2 {
+		t.Errorf("the document has %d schemas", len(schemas))
+	}
+}

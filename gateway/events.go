@@ -16,10 +16,8 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-const (
-	// callsWaiting is how many events of calls may wait for a slow reader. Further ones are dropped.
-	callsWaiting = 1024
-)
+// callsWaiting is how many events of calls may wait for a slow reader. Further ones are dropped.
+const callsWaiting = 1024
 
 // happened is one event of GET /v1/events.
 type happened struct {
@@ -91,7 +89,7 @@ func (q *request) look() (tools, nodes state, err error) {
 	}
 	tools, nodes = make(state, len(listed)), make(state)
 	for _, t := range listed {
-		if q.l.may(t.ID) {
+		if q.l.key.Tools.Match(t.ID) {
 			text, _ := tool.MarshalPlain(t)
 			sum := sha256.Sum256(text)
 			tools[string(t.ID)] = string(sum[:])

@@ -273,10 +273,3 @@ func (w *passing) Write(p []byte) (int, error) {
 	}
 	return w.to.Write(p)
 }
-
-// drop deletes the files uploaded for a call that has not begun. A call that has begun may still read them.
-func (q *request) drop(in *call) {
-	for _, file := range in.files {
-		q.c.DropFile(file)
-	}
-}

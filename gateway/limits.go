@@ -92,17 +92,6 @@ func (l *link) release(k kind, n int64) {
 	l.g.rooms[k].Release(n)
 }
 
-// The restrictions of a token. The broker applies them to its calls, the gateway to its lists and its rate.
-
-// may reports whether the token's globs admit a tool.
-func (l *link) may(id subjects.ToolID) bool { return l.key.Tools.Match(id) }
-
-// narrowed reports whether the token may call only some tools.
-func (l *link) narrowed() bool { return l.key.Narrowed() }
-
-// readOnly reports whether the token may call only tools that declare read_only.
-func (l *link) readOnly() bool { return l.key.ReadOnly }
-
 // spend takes calls from the token's rate. The error is busy and says when to retry.
 func (l *link) spend(calls int) error {
 	if l.key.Calls == 0 {
@@ -127,7 +116,7 @@ func (l *link) spend(calls int) error {
 // hide removes tools that the token may not use from the suggestions of an error.
 func (l *link) hide(err error) error {
 	e := toolmesh.AsError(err)
-	if err == nil || !l.narrowed() {
+	if err == nil || !l.key.Narrowed() {
 		return err
 	}
 	near, ok := e.Details["nearest"].([]any)
@@ -136,7 +125,7 @@ func (l *link) hide(err error) error {
 	}
 	e = e.WithDetail("nearest", slices.DeleteFunc(slices.Clone(near), func(one any) bool {
 		id, _ := one.(string)
-		return !l.may(subjects.ToolID(id))
+		return !l.key.Tools.Match(subjects.ToolID(id))
 	}))
 	e.Message, _, _ = strings.Cut(e.Message, "; did you mean")
 	return e

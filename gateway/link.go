@@ -51,7 +51,7 @@ type link struct {
 	proof   nats.Option        // proves the token's key; nil without a token
 	public  string             // the token's public key
 	known   bool               // KeyOf knows the key, or there is no token
-	key     registry.Key       // the token's restrictions; zero if unknown
+	key     registry.Key       // the token's restrictions, which the broker applies to calls, the gateway to lists and the rate; zero if unknown
 	made    chan struct{}      // closed when the rest is set, or err
 	session subjects.SessionID
 	ofAdmin bool // the token is of no session

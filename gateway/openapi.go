@@ -42,7 +42,7 @@ func (q *request) openAPI() (any, error) {
 		return nil, err
 	}
 	served = slices.DeleteFunc(served, func(t registry.ListedTool) bool {
-		return t.State != registry.ToolServing || !globs.Match(t.ID) || !q.l.may(t.ID)
+		return t.State != registry.ToolServing || !globs.Match(t.ID) || !q.l.key.Tools.Match(t.ID)
 	})
 	_, all, err := q.about(served)
 	if err != nil {
@@ -150,6 +150,10 @@ func placed(schema json.RawMessage, name string, schemas object) json.RawMessage
 	}
 	base := "#/components/schemas/" + name
 	defs := make(map[string]string) // names in schemas, by name in $defs
+	put := func(name string, part any) {
+		raw, _ := tool.MarshalPlain(part) // values have many times the size of their text
+		schemas[name] = json.RawMessage(raw)
+	}
 	if top, ok := root.(object); ok {
 		all, _ := top["$defs"].(object)
 		for def := range all {
@@ -157,11 +161,11 @@ func placed(schema json.RawMessage, name string, schemas object) json.RawMessage
 		}
 		refer(root, base, defs, false)
 		for def, one := range all {
-			schemas[defs[def]] = one
+			put(defs[def], one)
 		}
 		delete(top, "$defs")
 	}
-	schemas[name] = root
+	put(name, root)
 	return json.RawMessage(fmt.Sprintf(`{"$ref":%q}`, base))
 }
 

@@ -19,10 +19,8 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-const (
-	// keepalive is the interval of keepalives on a quiet stream.
-	keepalive = 15 * time.Second
-)
+// keepalive is the interval of keepalives on a quiet stream.
+const keepalive = 15 * time.Second
 
 // stream answers a call with its items as they arrive. An error means that the call was not begun.
 func (q *request) stream(in *call, lines bool) error {

@@ -44,7 +44,7 @@ func (q *request) listTools() (any, error) {
 	page, next, err := q.page(query, limit, format != "")
 	full := query.Get("full") == "1"
 	var about []json.RawMessage
-	if err == nil && (full || format != "" || q.l.readOnly()) {
+	if err == nil && (full || format != "" || q.l.key.ReadOnly) {
 		page, about, err = q.about(page)
 	}
 	if err != nil {
@@ -121,7 +121,7 @@ func (q *request) page(query url.Values, limit int, serving bool) (page []regist
 	index := subjects.IndexName(query.Get("index"))
 	if query.Get("q") == "" {
 		return listSome(q.ctx, q.c, registry.Request{After: subjects.ToolID(query.Get("cursor"))}, limit, func(t *registry.ListedTool) bool {
-			return (index == "" || t.Index == index) && (!serving || t.State == registry.ToolServing) && q.l.may(t.ID)
+			return (index == "" || t.Index == index) && (!serving || t.State == registry.ToolServing) && q.l.key.Tools.Match(t.ID)
 		})
 	}
 	found, err := q.found(query.Get("q"), limit, index)
@@ -175,7 +175,7 @@ func listSome(ctx context.Context, c *client.Client, ask registry.Request, limit
 func (q *request) about(page []registry.ListedTool) (kept []registry.ListedTool, about []json.RawMessage, err error) {
 	about = []json.RawMessage{}
 	err = inventory.Described(q.ctx, q.c, page, func(t registry.ListedTool, one json.RawMessage) {
-		if q.l.readOnly() {
+		if q.l.key.ReadOnly {
 			if d, err := inventory.DescriptorOf(one); err != nil || !d.Annotations.ReadOnly {
 				return
 			}
@@ -195,7 +195,7 @@ func (q *request) showTool() (any, error) {
 	var is struct {
 		ID subjects.ToolID `json:"id"`
 	}
-	if json.Unmarshal(body, &is) != nil || !q.l.may(is.ID) {
+	if json.Unmarshal(body, &is) != nil || !q.l.key.Tools.Match(is.ID) {
 		return nil, refused(toolmesh.CodeToolNotFound, "the token has no tool %q", name)
 	}
 	return held(body), nil

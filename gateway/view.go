@@ -206,13 +206,13 @@ func (v *view) list(tools *catalogTools) *toolList {
 	var mine []*catalogTool
 	called := make(map[string]int) // tools per function name
 	for _, t := range tools.all {
-		if t.tool != nil && v.globs.Match(t.id) && v.m.of.may(t.id) {
+		if t.tool != nil && v.globs.Match(t.id) && v.m.of.key.Tools.Match(t.id) {
 			mine = append(mine, t)
 			called[functionName(t.id)]++
 		}
 	}
 	for _, t := range mine {
-		if (v.key.readOnly || v.m.of.readOnly()) && !t.is.ReadOnly {
+		if (v.key.readOnly || v.m.of.key.ReadOnly) && !t.is.ReadOnly {
 			continue
 		}
 		name := t.tool.Name
@@ -501,7 +501,7 @@ func (v *view) findTools(ctx context.Context, q *mcp.CallToolRequest) (*mcp.Call
 		return failedTool("find_tools takes a query, a text, and a limit from 1 to 50"), nil
 	}
 	var answer registry.SearchAnswer
-	if err := v.c.Ask(ctx, registry.VerbSearch, registry.Request{Query: in.Query, Limit: in.Limit, Tools: v.globs, ReadOnly: v.key.readOnly || v.m.of.readOnly()}, &answer); err != nil {
+	if err := v.c.Ask(ctx, registry.VerbSearch, registry.Request{Query: in.Query, Limit: in.Limit, Tools: v.globs, ReadOnly: v.key.readOnly || v.m.of.key.ReadOnly}, &answer); err != nil {
 		return nil, rpcError(err)
 	}
 	list, err := v.tools(ctx, viewAgain)
