@@ -73,6 +73,16 @@ func TestLinksToFilesTakeNoTree(t *testing.T) {
 	if made > 1000 {
 		t.Errorf("%v allocations", made)
 	}
+	for given, want := range map[string]string{
+		`[{"href":"//author/","$file":"x","digest":"d"}]`:              `[{"$file":"x","digest":"d","href":"/v1/files/x?digest=d"}]`,
+		`[{"href":"a","b":[{"href":"c"}]},{"$file":"x","digest":"d"}]`: `[{"b":[{"href":"c"}],"href":"a"},{"$file":"x","digest":"d","href":"/v1/files/x?digest=d"}]`,
+		`{"href":{"$file":"x","digest":"d"}}`:                          `{"href":{"$file":"x","digest":"d","href":"/v1/files/x?digest=d"}}`,
+		`["\ud800",{"$file":"x","digest":"d"}]`:                        `["�",{"$file":"x","digest":"d","href":"/v1/files/x?digest=d"}]`,
+	} {
+		if got := withHrefs(json.RawMessage(given)); string(got) != want {
+			t.Errorf("%s becomes %s", given, got)
+		}
+	}
 	for _, other := range []string{`{"$file":1,"digest":"d"}`, `{"$file":"x","inner":{"digest":"d"}}`, `["$file","digest"]`, `{"$file":`} {
 		if got := withHrefs(json.RawMessage(other)); bytes.Contains(got, []byte("href")) {
 			t.Errorf("%s becomes %s", other, got)

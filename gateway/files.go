@@ -147,14 +147,14 @@ func (q *request) store(part *multipart.Part) (tool.File, error) {
 const hrefBytes = 4 << 20
 
 // withHrefs adds a link to the bytes of each file of a result. It builds no tree of the values, which has many times
-// the size of their text.
+// the size of their text. No other link of that name stands before ours: some clients take the first of two.
 func withHrefs(value json.RawMessage) json.RawMessage {
 	if len(value) > hrefBytes || !bytes.Contains(value, []byte(`"$file"`)) {
 		return value
 	}
 	out := bytes.NewBuffer(make([]byte, 0, len(value)+len(value)/4))
-	lenient := jsontext.AllowDuplicateNames(true)
-	from, to := jsontext.NewDecoder(bytes.NewReader(value), lenient), jsontext.NewEncoder(out, lenient)
+	lenient := []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)}
+	from, to := jsontext.NewDecoder(bytes.NewReader(value), lenient...), jsontext.NewEncoder(out, lenient...)
 	var open []url.Values // what links need of the objects that are open; nil for other objects, and lists
 	var name string       // of the latest member
 	for {
@@ -170,25 +170,37 @@ func withHrefs(value json.RawMessage) json.RawMessage {
 		case '{', '[':
 			open = append(open, nil)
 		case '}', ']':
-			if file := open[last]; file.Has("$file") && file.Has("digest") {
-				ref := file.Get("$file")
+			file := open[last]
+			if ref := file.Get("$file"); file.Has("$file") && file.Has("digest") {
 				file.Del("$file")
-				err = errors.Join(to.WriteToken(jsontext.String("href")), to.WriteToken(jsontext.String("/v1/files/"+url.PathEscape(ref)+"?"+file.Encode())))
+				file.Del("href")
+				file.Set("href", "/v1/files/"+url.PathEscape(ref)+"?"+file.Encode())
+			}
+			if file.Has("href") {
+				err = errors.Join(to.WriteToken(jsontext.String("href")), to.WriteToken(jsontext.String(file.Get("href"))))
 			}
 			open = open[:last]
 		case '"':
 			in, n := from.StackIndex(from.StackDepth())
 			switch {
 			case in == '{' && n%2 == 1:
-				if name = token.String(); name == "href" && open[last].Has("$file") && open[last].Has("digest") {
-					_ = from.SkipValue() // the next token has its error
-					continue
+				if name = token.String(); name == "href" {
+					if from.PeekKind() == '"' {
+						continue // it comes last, if no link of ours replaces it
+					}
+					if open[last].Has("$file") && open[last].Has("digest") {
+						_ = from.SkipValue() // the next token has its error
+						continue
+					}
+					token = jsontext.String(name)
 				}
-			case in == '{' && slices.Contains([]string{"$file", "digest", "name", "type"}, name):
+			case in == '{' && slices.Contains([]string{"$file", "digest", "name", "type", "href"}, name):
 				if open[last] == nil {
 					open[last] = make(url.Values)
 				}
-				open[last].Set(name, token.String())
+				if open[last].Set(name, token.String()); name == "href" {
+					continue
+				}
 			}
 		}
 		if errors.Join(err, to.WriteToken(token)) != nil {
