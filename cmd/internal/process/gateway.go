@@ -73,10 +73,14 @@ func keyOf(member monitor.Member) func(string) (registry.Key, bool) {
 	}
 }
 
-// dialAs returns how the gateway of a router connects: to the servers of the router's connection, without its
-// credentials.
+// dialAs returns how the gateway of a router connects: to the servers of the router's connection and with its demands
+// on their TLS, without its credentials and its client certificate.
 func dialAs(nc *nats.Conn, log *slog.Logger) func(...nats.Option) (*nats.Conn, error) {
+	demands := func(o *nats.Options) error {
+		o.RootCAsCB, o.TLSHandshakeFirst, o.Secure = nc.Opts.RootCAsCB, nc.Opts.TLSHandshakeFirst, nc.Opts.Secure
+		return nil
+	}
 	return func(options ...nats.Option) (*nats.Conn, error) {
-		return nats.Connect(connect.Servers(nc), append(bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-gateway", Logger: log}), options...)...)
+		return nats.Connect(connect.Servers(nc), append(bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-gateway", Logger: log}), append(options, demands)...)...)
 	}
 }

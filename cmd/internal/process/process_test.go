@@ -3,9 +3,13 @@ package process_test
 import (
 	"bufio"
 	"context"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -147,11 +151,45 @@ func TestGatewayIsAtTheMeshOfItsRouter(t *testing.T) {
 	if err := connect.State(filepath.Join(state, "toolmesh")).Write(left, connect.Record{}); err != nil {
 		t.Fatal(err)
 	}
+	gatewayLists(t, "XDG_STATE_HOME="+state)
+}
+
+// The gateway of a router with a saved context takes the CA and tls_first of that context.
+func TestGatewayTrustsTheServersOfItsRouter(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	made := httptest.NewTLSServer(nil) // makes a certificate of this machine
+	made.Close()
+	pair := made.TLS.Certificates[0]
+	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	save := func(name string, data []byte) string {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, data, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	certFile := save("cert.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]}))
+	keyFile := save("key.pem", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}))
+	s := meshtest.Broker(t, meshtest.Config(fmt.Sprintf(`tls { cert_file: %q, key_file: %q, handshake_first: true, timeout: 60 }
+accounts { MESH { jetstream: enabled, users: [ { user: router, password: hush }, { user: bearer } ] } }
+no_auth_user: bearer`, certFile, keyFile)))
+	save("nats/context/work.json", fmt.Appendf(nil, `{"url": "nats://%s", "user": "router", "password": "hush", "ca": %q, "cert": %q, "key": %q, "tls_first": true}`,
+		s.Address(), certFile, certFile, keyFile))
+	gatewayLists(t, "XDG_CONFIG_HOME="+dir, "NATS_CONTEXT=work")
+}
+
+// gatewayLists runs a router with a gateway in an environment, and asks that for the tools.
+func gatewayLists(t *testing.T, env ...string) {
+	t.Helper()
 	log, to := io.Pipe()
 	ctx, end := context.WithCancel(t.Context())
 	ended := make(chan int, 1)
 	go func() {
-		ended <- process.Router(ctx, []string{"--gateway-listen=127.0.0.1:0"}, []string{"XDG_STATE_HOME=" + state}, io.Discard, to, "test")
+		ended <- process.Router(ctx, []string{"--gateway-listen=127.0.0.1:0"}, env, io.Discard, to, "test")
 		_ = to.Close()
 	}()
 	var url, said string
