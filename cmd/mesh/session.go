@@ -134,7 +134,9 @@ func (a *app) newKey(ctx context.Context, l *link, id subjects.SessionID, file s
 		return "", err
 	}
 	if err := a.tryKey(ctx, l.nc.ConnectedUrl(), id, file); err != nil {
-		return "", errors.Join(err, forget(context.WithoutCancel(ctx))) // also of an interrupted command
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second) // also of an interrupted command
+		defer cancel()
+		return "", errors.Join(err, forget(ctx))
 	}
 	return string(text), nil
 }
