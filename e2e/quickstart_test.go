@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -264,6 +265,9 @@ func TestJSON(t *testing.T) {
 	version := keys("version", u.mesh(t, 0, "version", "--json").stdout, "version", "commit", "proto", "nats_server")
 	if one["version"] != version["version"] || version["version"] == "" || one["state"] != "serving" {
 		t.Errorf("the node is %v, and version prints %v", one, version)
+	}
+	if exec.Command("git", "rev-parse", "HEAD").Run() == nil && os.Getenv("MESH_TEST_BIN") != "" && (version["version"] == "dev" || version["commit"] == "unknown") {
+		t.Errorf("a program of make build prints the version %v", version)
 	}
 	keys("indexes", u.mesh(t, 0, "indexes", "--json").stdout, "indexes")
 	var session struct{ ID string }
