@@ -239,9 +239,9 @@ func (r *Redactor) within(s string) *regexp.Regexp {
 	return regexp.MustCompile(pattern(found))
 }
 
-// apart returns the first place at or after at where s may be cut: through a secret, both halves
+// Apart returns the first place at or after at where s may be cut: through a secret, both halves
 // would be shown.
-func (r *Redactor) apart(s string, at int) int {
+func (r *Redactor) Apart(s string, at int) int {
 	if secrets := r.within(s); secrets != nil {
 		for _, found := range secrets.FindAllStringIndex(s, -1) {
 			if found[0] < at {
