@@ -46,6 +46,17 @@ func TestSessionKeysWithOtherLibraries(t *testing.T) {
 			t.Skipf("%s: %v: %.500s", strings.Join(command, " "), err, out)
 		}
 	}
+	// signing is a Python with nats-py and the library that it signs with.
+	signing := func(t *testing.T, dir string) string {
+		t.Helper()
+		python, err := meshtest.Python(filepath.Join(dir, "venv"), "nats-py[nkeys]==2.16.0")
+		if err != nil && os.Getenv("CI") != "" {
+			t.Fatal(err)
+		} else if err != nil {
+			t.Skip(err)
+		}
+		return python
+	}
 	source, err := filepath.Abs("testdata/keys")
 	if err != nil {
 		t.Fatal(err)
@@ -55,13 +66,10 @@ func TestSessionKeysWithOtherLibraries(t *testing.T) {
 		prepare func(t *testing.T, dir string) []string
 	}{
 		{"nats-py", func(t *testing.T, dir string) []string {
-			python, err := meshtest.Python(filepath.Join(dir, "venv"), "nats-py[nkeys]==2.16.0")
-			if err != nil && os.Getenv("CI") != "" {
-				t.Fatal(err)
-			} else if err != nil {
-				t.Skip(err)
-			}
-			return []string{python, filepath.Join(source, "client.py")}
+			return []string{signing(t, dir), filepath.Join(source, "client.py")}
+		}},
+		{"toolmesh", func(t *testing.T, dir string) []string {
+			return []string{signing(t, dir), filepath.Join(source, "package.py")}
 		}},
 		{"nats.js", func(t *testing.T, dir string) []string {
 			prepared(t, "npm", dir, "npm", "install", "--no-audit", "--no-fund", "nats@2.29.3")

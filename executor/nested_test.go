@@ -445,7 +445,7 @@ func TestNestedCalls(t *testing.T) {
 		{"t.refused", `{"tool":"t.nothing"}`, `["tool_not_found",false,null]`},
 		{"t.refused", `{"tool":"t.sleep","timeout":0.05}`, `["deadline_exceeded",true,null]`},
 		{"t.bad_args", `{"kind":"list"}`, `["invalid_arguments","the arguments are of type list: they are an object, by parameter name",false]`},
-		{"t.bad_args", `{"kind":"nan"}`, `["invalid_arguments","arguments.a[0] is NaN: JSON has no NaN; return None or a string",false]`},
+		{"t.bad_args", `{"kind":"nan"}`, `["invalid_arguments","arguments.a[0] is NaN: JSON has no NaN; use None or a string",false]`},
 		{"t.deep", `{"n":8}`, `8`},
 		{"t.adeep", `{"n":8}`, `8`},
 		{"t.bottomless", `{}`, `[8,"invalid_request","depth",false]`},

@@ -15,7 +15,7 @@ from .._client.answers import api, refused
 from .._core import tool_side, values
 from .._locks import lock
 from ..client import Mesh
-from ..remote import Description, declared
+from ..remote import Description, Named, declared
 
 CALL = 30.0  # seconds of a call if the tool declares no timeout
 CHUNK = 60.0  # seconds between two items of a stream
@@ -55,9 +55,11 @@ class RPCProxyTool:
         return await self._caller().acall(self._named, self._arguments(args, kwargs), timeout=self._limit(CALL))
 
     @property
-    def _named(self) -> str:
-        """The tool's id, with its revision if that is known."""
-        return self._told._named if self._told is not None else self.tool_id
+    def _named(self) -> Named:
+        """tool_id, which may be set anew, with the known revision of the tool."""
+        named = Named(self.tool_id)
+        named.revision = self._told.revision if self._told is not None else ""
+        return named
 
     def _caller(self) -> Any:
         if self._mesh is not None:

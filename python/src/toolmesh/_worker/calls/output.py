@@ -54,7 +54,7 @@ class Outlet:
     """
 
     def __init__(self, fd: int, current: Callable[[], int], shield: AbstractContextManager[None, None]) -> None:
-        self.fd = fd
+        self.begin(fd)
         self.lock = allocate_lock()
         self._current = current  # () -> call id or 0
         self._shield = shield
