@@ -43,7 +43,7 @@ func (l *Lines) Add(data []byte) {
 	l.partial = append(l.partial, data...)
 	end := bytes.LastIndexByte(l.partial, '\n') + 1
 	if keep := l.redact.Overlap(); len(l.partial)-end > longestLine+keep {
-		end = l.redact.apart(string(l.partial), len(l.partial)-keep)
+		end = l.redact.Apart(string(l.partial), len(l.partial)-keep)
 	}
 	l.handOver(end)
 }

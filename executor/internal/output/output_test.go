@@ -154,6 +154,7 @@ func TestRecordOf(t *testing.T) {
 		{frame.LogProgress, `{"message":"half","fields":{"fraction":0.5}}`,
 			Record{Stream: StreamProgress, Message: "half", Fields: []byte(`{"fraction":0.5}`)}},
 		{frame.LogRecord, `{"level":"critical"}`, Record{Stream: StreamLog, Level: slog.LevelError}},
+		{frame.LogRecord, `{"level":"error+1000"}`, Record{Stream: StreamLog}},
 		{frame.LogRecord, `{"level":"level 25"}`, Record{Stream: StreamLog}},
 		{frame.LogRecord, `broken`, Record{Stream: StreamLog, Message: "broken"}},
 	} {

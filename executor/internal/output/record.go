@@ -45,8 +45,8 @@ type Record struct {
 	Fields  json.RawMessage // of StreamLog and StreamProgress: extra fields, an object; may be nil
 }
 
-// levels has the names that Python alone gives.
-var levels = strings.NewReplacer("warning", "warn", "critical", "error")
+// levels has the names that Python alone gives, and takes their meaning from offsets, which slog alone knows.
+var levels = strings.NewReplacer("warning", "warn", "critical", "error", "+", " ", "-", " ")
 
 // RecordOf makes a record of a LOG frame.
 func RecordOf(flags uint8, body []byte) Record {

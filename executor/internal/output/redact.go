@@ -95,10 +95,11 @@ func NewRedactor(values []string) *Redactor {
 	slices.SortFunc(codes, func(a, b coded) int { return longer(a.core, b.core) })
 	r := &Redactor{forms: &Forms{}}
 	add := func(text, before, after string, behind bool) {
-		text = strings.ToValidUTF8(text, "\uFFFD")
-		r.parts = append(r.parts, part{text, before + regexp.QuoteMeta(text) + after, behind})
-		r.forms.Texts = append(r.forms.Texts, text)
-		r.longest = max(r.longest, len(text)+2)
+		valid := strings.ToValidUTF8(text, "\uFFFD")
+		quoted := strings.ReplaceAll(regexp.QuoteMeta(valid), "\uFFFD", "\uFFFD+") // one for each bad byte of a raw text
+		r.parts = append(r.parts, part{valid, before + quoted + after, behind})
+		r.forms.Texts = append(r.forms.Texts, valid)
+		r.longest = max(r.longest, len(text)+2, len(valid)+2)
 	}
 	when := func(yes bool, expression string) string {
 		if yes {
@@ -226,6 +227,7 @@ func (r *Redactor) within(s string) *regexp.Regexp {
 		return nil
 	}
 	var found []part
+	s = strings.ToValidUTF8(s, "\uFFFD")
 	for _, p := range r.parts {
 		if strings.Contains(s, p.text) {
 			found = append(found, p)
@@ -237,9 +239,9 @@ func (r *Redactor) within(s string) *regexp.Regexp {
 	return regexp.MustCompile(pattern(found))
 }
 
-// apart returns the first place at or after at where s may be cut: through a secret, both halves
+// Apart returns the first place at or after at where s may be cut: through a secret, both halves
 // would be shown.
-func (r *Redactor) apart(s string, at int) int {
+func (r *Redactor) Apart(s string, at int) int {
 	if secrets := r.within(s); secrets != nil {
 		for _, found := range secrets.FindAllStringIndex(s, -1) {
 			if found[0] < at {

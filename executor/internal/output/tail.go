@@ -67,7 +67,7 @@ func (t *Tail) Suffix() string {
 
 func (t *Tail) text() string {
 	text := string(t.buf)
-	text = text[t.redact.apart(text, max(0, len(text)-tailSize)):]
+	text = text[t.redact.Apart(text, max(0, len(text)-tailSize)):]
 	return strings.TrimSpace(t.redact.Text(text))
 }
 

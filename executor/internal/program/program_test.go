@@ -107,6 +107,17 @@ func (c *collector) Log(r output.Record) {
 	c.texts = append(c.texts, r.Message)
 }
 
+// An error shows the beginning of the output, which ends in no secret.
+func TestOutputInAnErrorIsNotCutInASecret(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("s3cret-", 30)
+	p, _ := newRunner(t, func(cfg *program.Config) { cfg.Redact = output.NewRedactor([]string{long}) })
+	_, err := p.Call(t.Context(), program.Call{Tool: "t", Argv: []string{"printf", strings.Repeat(long+" ", 30)}}, nil)
+	if got, _ := toolmesh.AsError(err).Details["output"].(string); got == "" || strings.Trim(got, "* ") != "" {
+		t.Errorf("it shows %q", got)
+	}
+}
+
 func TestResults(t *testing.T) {
 	t.Parallel()
 	p, dir := newRunner(t, nil)

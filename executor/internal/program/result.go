@@ -77,7 +77,9 @@ func (r *run) item(ctx context.Context, line []byte, number int) error {
 // value makes JSON of the program's output; what names that part of it.
 func (r *run) value(text []byte, what string) (json.RawMessage, error) {
 	bad := func(why string) error {
-		shown := r.runner.cfg.Redact.Text(string(text[:min(len(text), 4096)]))
+		redact := r.runner.cfg.Redact
+		shown := string(text[:min(len(text), 4096+redact.Overlap())])
+		shown = redact.Text(shown[:redact.Apart(shown, min(len(shown), 4096))])
 		shown = shown[:min(len(shown), 200)]
 		return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "%s of %s %s", what, r.program(), why).
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes).

@@ -116,6 +116,10 @@ func list(dir string, known listing, sums bool) (listing, error) {
 		now := all[unread[i]]
 		now.Sum, err = sumOf(root, unread[i])
 		all[unread[i]] = now
+		if errors.Is(err, fs.ErrNotExist) { // of bytecode that Python writes, or as if it had gone before
+			delete(all, unread[i])
+			err = nil
+		}
 	}
 	return all, err
 }

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -30,6 +31,8 @@ const (
 	// firstKeyRetry is the pause after a failed write, doubling up to the last.
 	firstKeyRetry = time.Second
 	lastKeyRetry  = time.Minute
+	// maxPending is how many keys may wait to be freed before calls with keys are refused.
+	maxPending = 256
 	// keyParts: a call reserves one part in so many of the bucket for its outcome before it
 	// begins, or less where messages are smaller.
 	keyParts = 512
@@ -85,6 +88,8 @@ type Keys struct {
 	Options
 	room   *chunks.Space // of the bucket
 	stored *quota.Quota  // usage of each account
+
+	pending atomic.Int64 // keys that wait to be freed
 
 	mu       sync.Mutex               // no other lock is taken under it
 	held     map[string]chan struct{} // closed on release
@@ -246,6 +251,9 @@ func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh
 	if c.value, err = tool.MarshalPlain(c.mine); err != nil {
 		return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeInternal, "the record of an idempotency key: %w", err))
 	}
+	if k.pending.Load() >= maxPending {
+		return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys does not answer: the keys of %d calls that did not begin wait to be freed there", maxPending))
+	}
 	pause := time.NewTimer(0)
 	defer pause.Stop()
 	for next := time.Duration(0); ; next = min(max(2*next, firstKeyLook), lastKeyLook) {
@@ -265,7 +273,11 @@ func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh
 			if !store.Refused(err) { // the write may still be stored
 				own := *c
 				own.room, own.done = nil, nil
-				k.Go(func() { k.giveUp(&own) })
+				k.pending.Add(1)
+				k.Go(func() {
+					defer k.pending.Add(-1)
+					k.giveUp(&own)
+				})
 			}
 			if ctx.Err() != nil {
 				return nil, notBegun(ctx)
@@ -278,8 +290,7 @@ func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh
 }
 
 // giveUp frees a key that may have been stored, or may still be, for a call that does not begin.
-// It takes the key and deletes it, retrying until the store has answered or this node ends: a
-// late write is refused from then on.
+// It takes the key and deletes it: a late write is refused from then on.
 func (k *Keys) giveUp(c *claim) {
 	k.untilStored(func(context.Context) error {
 		for wait := k.take(c.key.Name); wait != nil; wait = k.take(c.key.Name) {
@@ -301,16 +312,14 @@ func (k *Keys) giveUp(c *claim) {
 }
 
 // untilStored repeats a write to the store until it succeeds, at growing intervals. A conflict
-// counts as success: an acknowledgement was lost, or the key has expired. It ends with the host.
+// counts as success: an acknowledgement was lost, or the key has expired. It ends with the host, and
+// once the record would have expired.
 func (k *Keys) untilStored(tell func(context.Context) error) {
-	for wait := firstKeyRetry; ; wait = min(2*wait, lastKeyRetry) {
+	for wait, began := firstKeyRetry, time.Now(); ; wait = min(2*wait, lastKeyRetry) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Base), keyWait)
 		err := tell(ctx)
 		cancel()
-		if err == nil || errors.Is(err, store.ErrConflict) {
-			return
-		}
-		if !wake.After(k.Base, wait) {
+		if err == nil || errors.Is(err, store.ErrConflict) || time.Since(began) > keysFor || !wake.After(k.Base, wait) {
 			return
 		}
 	}

@@ -1,6 +1,7 @@
 package once
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -9,6 +10,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
@@ -24,7 +28,12 @@ import (
 // node makes the keys of a node that has no lease.
 func node(t *testing.T, broker *meshtest.Server, id subjects.NodeID) *Keys {
 	t.Helper()
-	b, err := bus.New(broker.Connect(t), nil)
+	return nodeOn(t, broker.Connect(t), id)
+}
+
+func nodeOn(t *testing.T, nc *nats.Conn, id subjects.NodeID) *Keys {
+	t.Helper()
+	b, err := bus.New(nc, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,6 +166,48 @@ func TestNodesReserveAtOnce(t *testing.T) {
 			t.Errorf("node %s holds %d keys and %d bytes", k.Node, len(k.held), k.reserved)
 		}
 		k.mu.Unlock()
+	}
+}
+
+// Calls that end while the store is silent may leave their keys there, which are freed later. With too many of
+// these, calls are refused before they take a key.
+func TestSilentStoreLeavesNoEndlessWork(t *testing.T) {
+	t.Parallel()
+	proxy := meshtest.NewProxy(t, meshtest.Broker(t))
+	k := nodeOn(t, proxy.Connect(t), "a")
+	var left atomic.Int64
+	begin := k.Go
+	k.Go = func(f func()) {
+		left.Add(1)
+		begin(func() {
+			defer left.Add(-1)
+			f()
+		})
+	}
+	proxy.Blackhole()
+	var calls sync.WaitGroup
+	for i := range maxPending + 256 {
+		calls.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			if got := k.Do(ctx, request(fmt.Sprint(i), `{}`), nil); got.Err == nil || got.Err.Started != toolmesh.StartedNo {
+				t.Errorf("call %d: %v", i, got.Err)
+			}
+		})
+		if i%64 == 63 {
+			calls.Wait()
+		}
+	}
+	if n := left.Load(); n > maxPending+64 {
+		t.Errorf("%d goroutines are left", n)
+	}
+	if got := k.Do(t.Context(), request("full", `{}`), nil); toolmesh.CodeOf(got.Err) != toolmesh.CodeUnavailable {
+		t.Errorf("one more call: %v", got.Err)
+	}
+	proxy.Heal()
+	meshtest.Until(t, "the keys are free", func() bool { return left.Load() == 0 })
+	if got := k.Do(t.Context(), request("0", `{}`), func() admit.Record { return admit.Record{Result: json.RawMessage("1")} }); got.Err != nil {
+		t.Errorf("afterwards: %v", got.Err)
 	}
 }
 
