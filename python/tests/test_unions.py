@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NewType, TypedDict
 import pytest
 
 from toolmesh._client.results import _typed
-from toolmesh._worker.schemas import schema
+from toolmesh._worker.schemas import schema, shapes
 from toolmesh._worker.schemas.binding import Tool
 from toolmesh._worker.schemas.values import Mismatch
 
@@ -52,6 +52,19 @@ class Meeting:
 class Person:
     name: str
     mail: str = ""
+
+
+@dataclasses.dataclass
+class Leaf:
+    kids: "list[Leaf | Branch]"
+    on: datetime.date
+
+
+@dataclasses.dataclass
+class Branch:
+    kids: "list[Leaf | Branch]"
+    on: datetime.date
+    height: int = 0
 
 
 UserName = NewType("UserName", str)
@@ -155,3 +168,15 @@ def test_the_order_of_a_union_counts_for_a_result():
 
     kinds = Color | str, str | Color, Color | str
     assert [type(_typed(b'"red"', kind, "t")) for kind in kinds] == [Color, str, Color]
+
+
+def test_a_recursive_union_reads_a_value_once_more_for_each_level(monkeypatch):
+    """A value that no member keeps is refused once by each union, not once for each way to it: 2^depth."""
+    refused = []
+    monkeypatch.setattr(shapes, "describe", lambda value: str(refused.append(value)))
+    value: Any = {"kids": [], "on": "2026-01-31"}
+    wanted = Leaf([], DAY)
+    for _ in range(10):
+        value, wanted = {"kids": [value], "on": "2026-01-31"}, Leaf([wanted], DAY)
+    assert load(Leaf | Branch, value) == wanted
+    assert len(refused) < 10 * 10 * 10
