@@ -82,14 +82,28 @@ async def signalled(where: str):
         sys.setprofile(None)
     return [raised, sorted(file for file in called if file not in (coroutines.__file__, asyncio.tasks.__file__))]
 
-functions = [echo, count, cancel_all, close_all, wait, factory, threshold, signalled]
+async def print_later():
+    async def later():
+        await over.wait()
+        print("a line\\nand a half", end="")
+    kept.append(asyncio.create_task(later()))
+
+async def rooms():
+    over.set()
+    await asyncio.gather(*kept)
+    outlet = output._installed[0]
+    return [len(outlet.partial), len(outlet.budgets)]
+
+kept, over = [], asyncio.Event()
+functions = [echo, count, cancel_all, close_all, wait, factory, threshold, signalled, print_later, rooms]
 tools = [binding.Tool(f.__name__, f, schema.kind_of(f), schema.signature(f)) for f in functions]
 output.keep_ends()
 page = memoryview(mmap.mmap(-1, 4096)).cast("Q")
 coroutines.start(tools, int(sys.argv[1]), int(sys.argv[2]), page, 1 << 26, b"{}")
 """
 SLOTS = {name: slot for slot, name in enumerate(
-    ("echo", "count", "cancel_all", "close_all", "wait", "factory", "threshold", "signalled"))}
+    ("echo", "count", "cancel_all", "close_all", "wait", "factory", "threshold", "signalled", "print_later",
+     "rooms"))}
 
 
 class Worker:
@@ -265,6 +279,14 @@ def test_garbage_is_collected_rarely_and_still(worker):
     call, frame = worker.call("threshold")
     worker.write(frame)
     assert worker.ends(call)[call][1] == 10_000
+
+
+def test_output_after_the_end_of_calls_takes_no_room(worker):
+    worker.write(*(worker.call("print_later")[1] for _ in range(5)))
+    worker.ends(1, 2, 3, 4, 5)
+    call, frame = worker.call("rooms")
+    worker.write(frame)
+    assert worker.ends(call)[call] == (RESULT, [1, 1])
 
 
 def test_the_worker_ends_on_request(worker):

@@ -190,3 +190,29 @@ def test_a_type_that_pydantic_refuses_has_the_reason():
         raise NotImplementedError
 
     assert "RuntimeError: not today" in of(function).described.warnings[0]
+
+
+class Brief(pydantic.BaseModel):
+    """Its schemas are by methods of its own, which take what this library asks for and no more."""
+
+    day: Day
+    later: Optional["Brief"] = None
+
+    @classmethod
+    def schema(cls, by_alias: bool = True) -> dict[str, Any]:
+        return super().schema(by_alias)
+
+    if not OLD:
+
+        @classmethod
+        def model_json_schema(cls, mode: Any = "validation") -> dict[str, Any]:
+            return super().model_json_schema(mode=mode)
+
+
+def test_a_model_may_describe_itself():
+    def function(x: Brief):
+        raise NotImplementedError
+
+    described = of(function).described
+    assert not described.warnings and {"Brief", "Day"} <= described.input_schema["$defs"].keys()
+    assert described.input_schema["$defs"]["Brief"]["properties"]["day"] == {"$ref": "#/$defs/Day"}

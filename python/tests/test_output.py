@@ -5,9 +5,11 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 
+from toolmesh._worker.calls import plain, threads
 from toolmesh._worker.calls.output import UNSHIELDED, Outlet
-from toolmesh._worker.wire.frames import LOG, LOG_RECORD, LOG_STDERR, Reader
+from toolmesh._worker.wire.frames import LOG, LOG_RECORD, LOG_STDERR, LOG_STDOUT, Reader
 
 SOURCE = pathlib.Path(__file__).resolve().parent.parent / "src"
 # In a process of its own: a signal goes to whichever thread of a process takes it.
@@ -81,3 +83,22 @@ def test_output_beyond_the_rate_is_counted_where_it_is_written() -> None:
     assert frame is not None
     assert frame[:4] == (LOG, LOG_STDERR, 0, 7) and re.fullmatch(rb"\[300\d\d\d bytes of output left out\]", frame[4])
     assert reader.next() is None
+
+
+def test_output_after_the_end_of_calls_takes_no_room() -> None:
+    r, w = os.pipe()
+    worker = plain.Worker([])
+    worker._outlet.begin(w)
+
+    def late(call: int) -> None:
+        threads.running.set(call)
+        worker._outlet.text(LOG_STDOUT, "a line\nand a half")
+
+    for call in range(1, 9):
+        worker._channel.running = call + 1
+        thread = threading.Thread(target=late, args=(call,))
+        thread.start()
+        thread.join()
+    os.close(w)
+    os.close(r)
+    assert (list(worker._outlet.partial), list(worker._outlet.budgets)) == ([(0, LOG_STDOUT)], [0])

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NewType, TypedDict
 import pytest
 
 from toolmesh._client.results import _typed
-from toolmesh._worker.schemas import schema
+from toolmesh._worker.schemas import schema, shapes
 from toolmesh._worker.schemas.binding import Tool
 from toolmesh._worker.schemas.values import Mismatch
 
@@ -54,6 +54,19 @@ class Person:
     mail: str = ""
 
 
+@dataclasses.dataclass
+class Leaf:
+    kids: "list[Leaf | Branch]"
+    on: datetime.date
+
+
+@dataclasses.dataclass
+class Branch:
+    kids: "list[Leaf | Branch]"
+    on: datetime.date
+    height: int = 0
+
+
 UserName = NewType("UserName", str)
 DAY = datetime.date(2026, 1, 31)
 
@@ -91,6 +104,10 @@ def load(annotation, value):
     (list[Dated] | list[Noted | int], [{"on": "2026-01-31"}], [{"on": "2026-01-31"}]),
     (Meeting | Person | None, {"name": "a", "on": "2026-01-31"}, Meeting("a", DAY)),
     (datetime.date | str, "2026-01-31", "2026-01-31"),
+    (Name | datetime.date, "2026-01-31", DAY),
+    (Name | pathlib.Path, "a", pathlib.Path("a")),
+    (Name | Color, "red", Color.RED),
+    (Name | datetime.date, "soon", Name("soon")),
     (datetime.datetime | str, "2026-01-31T00:00:00", "2026-01-31T00:00:00"),
     (uuid.UUID | str, "12345678-1234-5678-1234-567812345678", "12345678-1234-5678-1234-567812345678"),
     (pathlib.Path | str, "a", "a"),
@@ -151,3 +168,15 @@ def test_the_order_of_a_union_counts_for_a_result():
 
     kinds = Color | str, str | Color, Color | str
     assert [type(_typed(b'"red"', kind, "t")) for kind in kinds] == [Color, str, Color]
+
+
+def test_a_recursive_union_reads_a_value_once_more_for_each_level(monkeypatch):
+    """A value that no member keeps is refused once by each union, not once for each way to it: 2^depth."""
+    refused = []
+    monkeypatch.setattr(shapes, "describe", lambda value: str(refused.append(value)))
+    value: Any = {"kids": [], "on": "2026-01-31"}
+    wanted = Leaf([], DAY)
+    for _ in range(10):
+        value, wanted = {"kids": [value], "on": "2026-01-31"}, Leaf([wanted], DAY)
+    assert load(Leaf | Branch, value) == wanted
+    assert len(refused) < 10 * 10 * 10

@@ -73,7 +73,7 @@ class Worker:
         self._credit: dict[int, _Credit] = {}
         self._asked: set[int] = set()  # calls cancelled by the agent
         self._taken = 0
-        self._outlet = Outlet(out, _call.get, UNSHIELDED)  # coroutines are cancelled between steps
+        self._outlet = Outlet(out, self._printing, UNSHIELDED)  # coroutines are cancelled between steps
         self._channel = channel.current = LoopChannel(self, self._outlet)
         self._giving = False  # held frames are about to be written
         install(self._outlet)
@@ -90,6 +90,11 @@ class Worker:
             snapshot.handle(SIGNAL, signal.getsignal(SIGNAL))
             if limits.cpu_time:
                 snapshot.handle(signal.SIGPROF, signal.getsignal(signal.SIGPROF), _SAMPLE)
+
+    def _printing(self) -> int:
+        """The call that output now belongs to, while it runs: a task may outlive its call."""
+        call = _call.get()
+        return call if call in self._tasks else 0
 
     def _sample(self, _signum: int, _frame: FrameType | None) -> None:
         """Tells the agent which call uses the processor, so that it can charge the right call of those on this loop."""

@@ -44,8 +44,13 @@ class Worker:
         self._limit = 0
         self._reader = frames.Reader(-1)
         self._guard = Guard(self._page)
-        self._outlet = Outlet(-1, lambda: threads.owner() or self._channel.running, self._guard)
+        self._outlet = Outlet(-1, self._printing, self._guard)
         self._channel = channel.PlainChannel(self._outlet, self._reader, self._guard)
+
+    def _printing(self) -> int:
+        """The running call, if this thread's output belongs to it."""
+        running = self._channel.running
+        return running if threads.owner() in (0, running) else 0
 
     def install(self) -> None:
         """Directs tools' output, nested calls and signals to this worker."""

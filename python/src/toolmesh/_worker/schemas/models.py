@@ -21,11 +21,11 @@ from .shapes import Load, Schema, Shape, is_json, no_text, sure
 from .values import Mismatch, describe, encode, member, pointer, sent
 
 UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
-_REFERENCE = "#/$defs/{model}"
+_OLD_REFERENCE = re.compile("^#/definitions/")
 
 
 def model(draft: Draft, base: Any) -> Shape:
-    return _shape(draft, lambda refer: base.model_json_schema(mode=_mode(draft), ref_template=refer), "$defs",
+    return _shape(draft, lambda **refer: base.model_json_schema(mode=_mode(draft), **refer), "$defs",
                   base.__name__, base, _by_json(base.model_validate_json))
 
 
@@ -36,7 +36,7 @@ def adapted(draft: Draft, annotation: Any) -> Shape | None:
     if pydantic is None or not hasattr(pydantic, "TypeAdapter"):
         return old_adapted(draft, annotation)
     adapter = pydantic.TypeAdapter(annotation)
-    return _shape(draft, lambda refer: adapter.json_schema(mode=_mode(draft), ref_template=refer), "$defs",
+    return _shape(draft, lambda **refer: adapter.json_schema(mode=_mode(draft), **refer), "$defs",
                   _called(annotation), annotation, _by_json(adapter.validate_json))
 
 
@@ -76,8 +76,8 @@ def old_adapted(draft: Draft, annotation: Any) -> Shape | None:
                 field.default, field.default_factory = ..., None
         holder = pydantic.create_model(name, value=(plain, field))
 
-        def describe(refer: str) -> Schema:
-            found = _modern(holder.schema(ref_template=refer))
+        def describe(**refer: str) -> Schema:
+            found = _modern(holder.schema(**refer))
             schema: Schema = {key: one for key, one in found["properties"]["value"].items() if key != "title"}
             return {**schema, "definitions": found.get("definitions", {})}
 
@@ -88,18 +88,19 @@ def old_adapted(draft: Draft, annotation: Any) -> Shape | None:
 
 
 def _shape(
-    draft: Draft, describe: Callable[[str], Schema], key: str, name: str, annotation: Any, make: Load,
+    draft: Draft, describe: Callable[..., Schema], key: str, name: str, annotation: Any, make: Load,
     holder: str = "__root__",
 ) -> Shape:
-    """The Shape of a class that describes itself, with definitions below key, for a template of references to them.
-    make builds the value."""
+    """The Shape of a class that describes itself, with definitions below key. make builds the value."""
     more = ""
+    refer: dict[str, str] = {}  # a class may have its own method for this, without a template
     while True:
-        schema = dict(describe(_REFERENCE + more))
+        schema = dict(describe(**refer))
         defs = {one + more: _json(draft, one, own) for one, own in (schema.pop(key, None) or {}).items()}
         if all(draft.defs.get(one, own) == own for one, own in defs.items()):
             break
         more += "_"  # another class of the same name has its definition already
+        refer = {"ref_template": "#/$defs/{model}" + more}
     draft.defs.update(defs)
     kind, as_sent = schema.get("type"), _decimals(draft, annotation)
 
@@ -130,8 +131,8 @@ def _by_json(validate: Callable[[bytes], Any]) -> Load:
 
 
 def old_model(draft: Draft, base: Any) -> Shape:
-    def describe(refer: str) -> Schema:
-        found: Schema = _modern(base.schema(ref_template=refer))
+    def describe(**refer: str) -> Schema:
+        found: Schema = _modern(base.schema(**refer))
         definitions = found.get("definitions", {})
         for name, inner in _old_models(base).items():
             if inner is base or name in definitions:
@@ -168,6 +169,8 @@ def _modern(schema: JSON) -> JSON:
     """A copy of a schema of draft 7, in the keywords of 2020-12: pydantic keeps its own, and returns it again."""
     if isinstance(schema, list):
         return [_modern(one) for one in schema]
+    if isinstance(schema, str):
+        return _OLD_REFERENCE.sub("#/$defs/", schema)
     if not isinstance(schema, dict):
         return schema
     made = {key: _modern(one) for key, one in schema.items()}

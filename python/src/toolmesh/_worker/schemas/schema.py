@@ -232,7 +232,8 @@ class Builder(Draft):
             no_text(value, inner.expected)
             return base(inner.load(value))
 
-        return inner.but(load=guard(load, base), same=False)
+        # Each text makes one of a class of texts, so that a union asks this last.
+        return inner.but(load=guard(load, base), same=False, order=8 if parent is str else inner.order)
 
     def _literal(self, args: Iterable[Any]) -> Shape:
         pairs: list[tuple[JSON, Any]] = []

@@ -31,8 +31,9 @@ _EXACT = 1 << 53  # below it each integer has a double of its own
 UNRESOLVED: Any = object()  # in place of an annotation with a name that does not exist
 
 
-# Whether a text must stay a str: a union asks first for a member that keeps all texts of a value.
-_keeping: ContextVar[bool] = ContextVar("toolmesh_keeping", default=False)
+# Where each text must stay a str, as a union asks first for a member that keeps all texts of a value: what inner unions
+# have refused. Each way to a value asks them: two at each level of a recursive union.
+_keeping: ContextVar[dict[tuple[int, int], JSON] | None] = ContextVar("toolmesh_keeping", default=None)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -61,7 +62,7 @@ class Shape:
 
 def no_text(value: JSON, expected: str) -> None:
     """Refuses a text that would become another value, where a union asks for members that keep it."""
-    if type(value) is str and _keeping.get():
+    if type(value) is str and _keeping.get() is not None:
         raise Mismatch(expected, describe(value))
 
 
@@ -128,7 +129,7 @@ def from_text(make: Callable[[str], Any], expected: str, hint: str = "") -> Load
     """A loader that makes its value from a text. expected is for messages."""
 
     def load(value: JSON) -> Any:
-        if type(value) is not str or _keeping.get():
+        if type(value) is not str or _keeping.get() is not None:
             raise Mismatch(expected, describe(value))
         try:
             return make(value)
@@ -324,9 +325,11 @@ def either(shapes: list[Shape]) -> Shape:
               if sum(name in shape.schema.get("type", name) for shape in shapes) > 1}
 
     def load(value: JSON) -> Any:
-        kind = type(value)
-        if kind in shared and not _keeping.get():
-            token = _keeping.set(True)
+        kind, refused, asked = type(value), _keeping.get(), (id(ordered), id(value))
+        if refused is not None and asked in refused:
+            raise Mismatch(expected, describe(value))
+        if kind in shared and refused is None:
+            token = _keeping.set({})
             try:
                 for shape in ordered:
                     try:
@@ -345,6 +348,8 @@ def either(shapes: list[Shape]) -> Shape:
             except Mismatch as failure:
                 if deepest is None or len(failure.pointer) > len(deepest.pointer):
                     deepest = failure
+        if refused is not None:
+            refused[asked] = value
         if deepest is not None and deepest.pointer:
             raise deepest
         raise Mismatch(expected, describe(value))
