@@ -199,13 +199,13 @@ class Brief(pydantic.BaseModel):
     later: Optional["Brief"] = None
 
     @classmethod
-    def schema(cls, by_alias: bool = True) -> dict[str, Any]:
+    def schema(cls, by_alias: bool = True) -> dict[str, Any]:  # type: ignore[override]  # without a template
         return super().schema(by_alias)
 
     if not OLD:
 
         @classmethod
-        def model_json_schema(cls, mode: Any = "validation") -> dict[str, Any]:
+        def model_json_schema(cls, mode: Any = "validation") -> dict[str, Any]:  # type: ignore[override]
             return super().model_json_schema(mode=mode)
 
 
