@@ -93,3 +93,26 @@ def test_printed_pieces_are_cut_outside_of_secrets(size) -> None:
             got += frame[4].decode()
         assert got == said.replace(TOKEN, "***")
         os.close(r)
+
+
+def test_a_secret_that_begins_with_another_is_not_cut(monkeypatch) -> None:
+    from toolmesh._worker.calls.output import UNSHIELDED, Outlet
+    from toolmesh._worker.wire.frames import LOG_STDOUT, Reader
+
+    short, long = "abcd1234", "abcd1234-efgh-5678-ijkl"
+    for name in ("_pattern", "_parts", "longest"):
+        monkeypatch.setattr(redaction, name, getattr(redaction, name))
+    redaction.use({"pattern": f"{long}|{short}", "texts": [long, short]})
+    for shift in range(60):
+        r, w = os.pipe()
+        outlet = Outlet(w, lambda: 7, UNSHIELDED)
+        said = "." * (8192 + shift - 30) + long + "." * 9000 + short
+        for one in said:
+            outlet.text(LOG_STDOUT, one)
+        outlet.settle(7)
+        os.close(w)
+        reader, got = Reader(r), ""
+        while frame := reader.next():
+            got += frame[4].decode()
+        assert got == said.replace(long, "***").replace(short, "***")
+        os.close(r)

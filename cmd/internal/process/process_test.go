@@ -3,13 +3,16 @@ package process_test
 import (
 	"bufio"
 	"context"
+	"crypto/ed25519"
+	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
+	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -17,6 +20,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
@@ -151,17 +155,26 @@ func TestGatewayIsAtTheMeshOfItsRouter(t *testing.T) {
 	if err := connect.State(filepath.Join(state, "toolmesh")).Write(left, connect.Record{}); err != nil {
 		t.Fatal(err)
 	}
-	gatewayLists(t, "XDG_STATE_HOME="+state)
+	gatewayLists(t, http.StatusOK, "XDG_STATE_HOME="+state)
 }
 
 // The gateway of a router with a saved context takes the CA and tls_first of that context.
 func TestGatewayTrustsTheServersOfItsRouter(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	made := httptest.NewTLSServer(nil) // makes a certificate of this machine
-	made.Close()
-	pair := made.TLS.Certificates[0]
-	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+	public, private, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, IsCA: true, BasicConstraintsValid: true,
+	}
+	signed, err := x509.CreateCertificate(rand.Reader, cert, cert, public, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := x509.MarshalPKCS8PrivateKey(private)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,18 +185,25 @@ func TestGatewayTrustsTheServersOfItsRouter(t *testing.T) {
 		}
 		return path
 	}
-	certFile := save("cert.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]}))
+	certFile := save("cert.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed}))
 	keyFile := save("key.pem", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}))
-	s := meshtest.Broker(t, meshtest.Config(fmt.Sprintf(`tls { cert_file: %q, key_file: %q, handshake_first: true, timeout: 60 }
+	for verify, want := range map[bool]int{
+		false: http.StatusOK,
+		true:  http.StatusServiceUnavailable, // the server asks for the router's certificate, which no bearer may use
+	} {
+		t.Run(fmt.Sprint("verify ", verify), func(t *testing.T) {
+			s := meshtest.Broker(t, meshtest.Config(fmt.Sprintf(`tls { cert_file: %q, key_file: %q, ca_file: %q, verify: %t, handshake_first: true, timeout: 60 }
 accounts { MESH { jetstream: enabled, users: [ { user: router, password: hush }, { user: bearer } ] } }
-no_auth_user: bearer`, certFile, keyFile)))
-	save("nats/context/work.json", fmt.Appendf(nil, `{"url": "nats://%s", "user": "router", "password": "hush", "ca": %q, "cert": %q, "key": %q, "tls_first": true}`,
-		s.Address(), certFile, certFile, keyFile))
-	gatewayLists(t, "XDG_CONFIG_HOME="+dir, "NATS_CONTEXT=work")
+no_auth_user: bearer`, certFile, keyFile, certFile, verify)))
+			save("nats/context/work.json", fmt.Appendf(nil, `{"url": "nats://%s", "user": "router", "password": "hush", "ca": %q, "cert": %q, "key": %q, "tls_first": true}`,
+				s.Address(), certFile, certFile, keyFile))
+			gatewayLists(t, want, "XDG_CONFIG_HOME="+dir, "NATS_CONTEXT=work")
+		})
+	}
 }
 
 // gatewayLists runs a router with a gateway in an environment, and asks that for the tools.
-func gatewayLists(t *testing.T, env ...string) {
+func gatewayLists(t *testing.T, want int, env ...string) {
 	t.Helper()
 	log, to := io.Pipe()
 	ctx, end := context.WithCancel(t.Context())
@@ -215,7 +235,7 @@ func gatewayLists(t *testing.T, env ...string) {
 	body, _ := io.ReadAll(a.Body)
 	_ = a.Body.Close()
 	http.DefaultClient.CloseIdleConnections()
-	if a.StatusCode != http.StatusOK {
+	if a.StatusCode != want {
 		t.Errorf("the list of tools is %s: %s", a.Status, body)
 	}
 	end()

@@ -41,23 +41,23 @@ func TestSecretsInBase64LeaveNothing(t *testing.T) {
 // begins before the start of a tail.
 func TestSecretsAtEdges(t *testing.T) {
 	t.Parallel()
-	const secret = "the-secret-of-the-index"
-	redact := NewRedactor([]string{secret})
-	for shift := range 130 { // more than a piece: where a line is cut depends on where the pieces end
-		var got []string
-		lines, tail := NewLines(redact, func(text string) { got = append(got, text) }), NewTail(redact)
-		text := strings.Repeat("x", longestLine+100-shift) + secret + strings.Repeat("y", tailSize-shift%(len(secret)+2))
-		for len(text) > 0 {
-			n := min(len(text), 100)
-			lines.Add([]byte(text[:n]))
-			tail.Add([]byte(text[:n]), "")
-			text = text[n:]
-		}
-		lines.Settle()
-		all := strings.Join(got, "") + tail.String()
-		if left := strings.NewReplacer(strings.Repeat("x", 100), "", strings.Repeat("y", 100), "").Replace(all); strings.Trim(left, "xy*") != "" ||
-			!strings.Contains(all, mark) {
-			t.Errorf("%d bytes before the edge: left %q", shift, left)
+	for _, secret := range []string{"the-secret-of-the-index", "first-half\xe4\xf6second-half"} {
+		redact := NewRedactor([]string{secret, secret[:10]}) // of two that begin alike the longer one is replaced
+		for shift := range 130 {                             // more than a piece: where a line is cut depends on where the pieces end
+			var got []string
+			lines, tail := NewLines(redact, func(text string) { got = append(got, text) }), NewTail(redact)
+			text := strings.Repeat("x", longestLine+100-shift) + secret + strings.Repeat("y", tailSize-shift%(len(secret)+2))
+			for len(text) > 0 {
+				n := min(len(text), 100)
+				lines.Add([]byte(text[:n]))
+				tail.Add([]byte(text[:n]), "")
+				text = text[n:]
+			}
+			lines.Settle()
+			all := strings.Join(got, "") + tail.String()
+			if left := strings.Trim(all, "xy*"); left != "" || !strings.Contains(all, mark) {
+				t.Errorf("%q, %d bytes before the edge: left %q", secret, shift, left)
+			}
 		}
 	}
 }

@@ -72,25 +72,3 @@ func TestSecretThatIsNotUTF8(t *testing.T) {
 		}
 	}
 }
-
-// Such a secret is not cut, either.
-func TestEdgesOfASecretThatIsNotUTF8(t *testing.T) {
-	t.Parallel()
-	const secret = "first-half\xe4\xf6second-half"
-	redact := NewRedactor([]string{secret})
-	for shift := range 130 {
-		var got []string
-		lines, tail := NewLines(redact, func(text string) { got = append(got, text) }), NewTail(redact)
-		text := strings.Repeat("x", longestLine+100-shift) + secret + strings.Repeat("y", tailSize-shift%(len(secret)+2))
-		for len(text) > 0 {
-			n := min(len(text), 100)
-			lines.Add([]byte(text[:n]))
-			tail.Add([]byte(text[:n]), "")
-			text = text[n:]
-		}
-		lines.Settle()
-		if left := strings.Trim(strings.Join(got, "")+tail.String(), "xy*"); left != "" {
-			t.Fatalf("%d bytes before the edge: left %q", shift, left)
-		}
-	}
-}

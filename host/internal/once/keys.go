@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"math"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -30,8 +29,9 @@ const (
 	keyWait = 5 * time.Second // for one request to the store
 	// firstKeyRetry is the pause after a failed write, doubling up to the last.
 	firstKeyRetry = time.Second
-	lastKeyRetry  = time.Minute
-	// maxPending is how many keys may wait to be freed before calls with keys are refused.
+	lastKeyRetry  = 5 * time.Second // calls with keys may be refused for so long after a silence
+	// maxPending is how many keys may wait to be freed before calls with keys are refused; half of
+	// them of one account.
 	maxPending = 256
 	// keyParts: a call reserves one part in so many of the bucket for its outcome before it
 	// begins, or less where messages are smaller.
@@ -89,17 +89,16 @@ type Keys struct {
 	room   *chunks.Space // of the bucket
 	stored *quota.Quota  // usage of each account
 
-	pending atomic.Int64 // keys that wait to be freed
-
-	mu       sync.Mutex               // no other lock is taken under it
-	held     map[string]chan struct{} // closed on release
-	reserved int64                    // bytes of the bucket, for running calls
+	mu       sync.Mutex                 // no other lock is taken under it
+	held     map[string]chan struct{}   // closed on release
+	pending  map[subjects.SessionID]int // keys that wait to be freed, by account
+	reserved int64                      // bytes of the bucket, for running calls
 }
 
 // New makes the keys of a node.
 func New(o Options) *Keys {
 	return &Keys{
-		Options: o, held: make(map[string]chan struct{}),
+		Options: o, held: make(map[string]chan struct{}), pending: make(map[subjects.SessionID]int),
 		room:   chunks.NewSpace(o.Bus.Bus, subjects.KVStream(subjects.BucketIdem)),
 		stored: quota.New(math.MaxInt64, keysFor, time.Now),
 	}
@@ -194,9 +193,8 @@ func (k *Keys) Do(ctx context.Context, c Request, run func() admit.Record) admit
 	if err := k.Presence.Rely(ctx); err != nil { // the call runs all the same
 		k.Log.Debug("the node's lease could not be shortened: the end of this node would be noticed late", slog.String("error", err.Error()))
 	}
-	account := subjects.Account(c.Session, c.Epoch)
-	claim := claim{key: key, mine: mine, idempotent: c.Idempotent}
-	claim.room = func() (func(), *toolmesh.Error) { return k.reserve(ctx, account, k.Bus.MaxPayload()) }
+	claim := claim{key: key, account: subjects.Account(c.Session, c.Epoch), mine: mine, idempotent: c.Idempotent}
+	claim.room = func() (func(), *toolmesh.Error) { return k.reserve(ctx, claim.account, k.Bus.MaxPayload()) }
 	other, bad := k.claim(ctx, &claim)
 	if other != nil || bad != nil {
 		k.letGo(name)
@@ -207,7 +205,7 @@ func (k *Keys) Do(ctx context.Context, c Request, run func() admit.Record) admit
 		return admit.Record{Result: other.Result, Err: other.Error}
 	}
 	record := admit.Record{Err: k.Exited} // if the handler ends this goroutine
-	defer func() { k.settle(&claim, account, record) }()
+	defer func() { k.settle(&claim, record) }()
 	if ctx.Err() != nil { // it ended while the key was created
 		record = admit.Record{Err: notBegun(ctx)}
 		return record
@@ -219,6 +217,7 @@ func (k *Keys) Do(ctx context.Context, c Request, run func() admit.Record) admit
 // claim is a call's claim of a key.
 type claim struct {
 	key        store.Key
+	account    subjects.SessionID
 	mine       *keyed
 	value      []byte // mine in its stored form
 	idempotent bool
@@ -251,8 +250,8 @@ func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh
 	if c.value, err = tool.MarshalPlain(c.mine); err != nil {
 		return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeInternal, "the record of an idempotency key: %w", err))
 	}
-	if k.pending.Load() >= maxPending {
-		return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys does not answer: the keys of %d calls that did not begin wait to be freed there", maxPending))
+	if waiting := k.waiting(c.account, 0); waiting > 0 {
+		return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys does not answer: the keys of %d calls that did not begin wait to be freed there", waiting))
 	}
 	pause := time.NewTimer(0)
 	defer pause.Stop()
@@ -273,9 +272,9 @@ func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh
 			if !store.Refused(err) { // the write may still be stored
 				own := *c
 				own.room, own.done = nil, nil
-				k.pending.Add(1)
+				k.waiting(c.account, 1)
 				k.Go(func() {
-					defer k.pending.Add(-1)
+					defer k.waiting(c.account, -1)
 					k.giveUp(&own)
 				})
 			}
@@ -287,6 +286,23 @@ func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh
 		c.unreserve() // another call runs under the key
 		pause.Reset(next)
 	}
+}
+
+// waiting adds to the keys of an account that wait to be freed. It returns how many wait if a call
+// of the account may add no more, else 0.
+func (k *Keys) waiting(account subjects.SessionID, more int) (all int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.pending[account] += more; k.pending[account] == 0 {
+		delete(k.pending, account)
+	}
+	for _, n := range k.pending {
+		all += n
+	}
+	if all < maxPending && k.pending[account] < maxPending/2 {
+		return 0
+	}
+	return all
 }
 
 // giveUp frees a key that may have been stored, or may still be, for a call that does not begin.
@@ -386,7 +402,7 @@ func (k *Keys) heldBy(ctx context.Context, c *claim, entry store.Entry) (other *
 }
 
 // settle stores the outcome of the call of a key and then releases the key; or frees it.
-func (k *Keys) settle(c *claim, account subjects.SessionID, record admit.Record) {
+func (k *Keys) settle(c *claim, record admit.Record) {
 	began := record.Err == nil || record.Err.Started != toolmesh.StartedNo
 	if record.Err != nil && c.idempotent && mayRepeat(record.Err.Code) {
 		began = false // the call may run again
@@ -421,7 +437,7 @@ func (k *Keys) settle(c *claim, account subjects.SessionID, record admit.Record)
 	}
 	stored := func() {
 		if began {
-			k.stored.Take(account, int64(len(subjects.KVSubject(c.key.Bucket, c.key.Name))+len(value))+recordExtra)
+			k.stored.Take(c.account, int64(len(subjects.KVSubject(c.key.Bucket, c.key.Name))+len(value))+recordExtra)
 		}
 		c.unreserve()
 		k.letGo(c.key.Name)

@@ -170,7 +170,7 @@ func TestNodesReserveAtOnce(t *testing.T) {
 }
 
 // Calls that end while the store is silent may leave their keys there, which are freed later. With too many of
-// these, calls are refused before they take a key.
+// these, calls are refused before they take a key; a session leaves half of the places to others.
 func TestSilentStoreLeavesNoEndlessWork(t *testing.T) {
 	t.Parallel()
 	proxy := meshtest.NewProxy(t, meshtest.Broker(t))
@@ -184,29 +184,46 @@ func TestSilentStoreLeavesNoEndlessWork(t *testing.T) {
 			f()
 		})
 	}
+	of := func(session subjects.SessionID, key string) Request {
+		q := request(key, `{}`)
+		q.Session, q.Epoch = session, "1"
+		return q
+	}
 	proxy.Blackhole()
-	var calls sync.WaitGroup
-	for i := range maxPending + 256 {
-		calls.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-			defer cancel()
-			if got := k.Do(ctx, request(fmt.Sprint(i), `{}`), nil); got.Err == nil || got.Err.Started != toolmesh.StartedNo {
-				t.Errorf("call %d: %v", i, got.Err)
+	flood := func(session subjects.SessionID) {
+		var calls sync.WaitGroup
+		for i := range maxPending {
+			calls.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+				defer cancel()
+				if got := k.Do(ctx, of(session, fmt.Sprint(i)), nil); got.Err == nil || got.Err.Started != toolmesh.StartedNo {
+					t.Errorf("call %d: %v", i, got.Err)
+				}
+			})
+			if i%16 == 15 {
+				calls.Wait()
 			}
-		})
-		if i%64 == 63 {
-			calls.Wait()
 		}
 	}
-	if n := left.Load(); n > maxPending+64 {
-		t.Errorf("%d goroutines are left", n)
+	refused := func(session subjects.SessionID) bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		return toolmesh.CodeOf(k.Do(ctx, of(session, "full"), nil).Err) == toolmesh.CodeUnavailable
 	}
-	if got := k.Do(t.Context(), request("full", `{}`), nil); toolmesh.CodeOf(got.Err) != toolmesh.CodeUnavailable {
-		t.Errorf("one more call: %v", got.Err)
+	flood("greedy")
+	if n := left.Load(); n > maxPending/2+16 || !refused("greedy") {
+		t.Errorf("one session leaves %d goroutines", n)
+	}
+	if refused("modest") {
+		t.Error("another session is refused because of it")
+	}
+	flood("third")
+	if n := left.Load(); n > maxPending+16 || !refused("fourth") {
+		t.Errorf("%d goroutines are left", n)
 	}
 	proxy.Heal()
 	meshtest.Until(t, "the keys are free", func() bool { return left.Load() == 0 })
-	if got := k.Do(t.Context(), request("0", `{}`), func() admit.Record { return admit.Record{Result: json.RawMessage("1")} }); got.Err != nil {
+	if got := k.Do(t.Context(), of("greedy", "0"), func() admit.Record { return admit.Record{Result: json.RawMessage("1")} }); got.Err != nil {
 		t.Errorf("afterwards: %v", got.Err)
 	}
 }

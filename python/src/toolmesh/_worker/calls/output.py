@@ -171,8 +171,7 @@ class Outlet:
             text = self.partial.pop(key, "") + text
             cut = text.rfind("\n") + 1
             if len(text) - cut >= _LINE + redaction.longest:
-                text = redaction.text(text)
-                cut = max(0, len(text) - redaction.longest)  # a secret may continue in the next piece
+                cut = redaction.apart(text, len(text) - redaction.longest)  # a secret may continue in the next piece
             if cut < len(text):
                 self.partial[key] = text[cut:]
             if cut:
