@@ -63,9 +63,9 @@ type Presence struct {
 	wg       sync.WaitGroup
 
 	// Read by each request; changed under mu.
-	until  atomic.Pointer[time.Time] // this process is certainly the node until then
-	lost   atomic.Bool               // another process is the node
-	joined atomic.Bool               // a lease was taken
+	until atomic.Pointer[time.Time]      // this process is certainly the node until then
+	lost  atomic.Bool                    // another process is the node
+	lease atomic.Pointer[registry.Lease] // nil until it is taken, and from the end on
 
 	// speaking is held while a heartbeat is recorded and passed to the connection, and
 	// while a new connection is recorded, so that sent is in the connection's order.
@@ -76,9 +76,8 @@ type Presence struct {
 	cancel   context.CancelFunc
 	sub      *nats.Subscription // of the node's heartbeats
 	unlisten func()
-	lease    *registry.Lease
 	err      error         // why the process must stop
-	without  error         // why the lease is not taken yet
+	without  error         // why the start did not take the lease
 	doubts   uint64        // heartbeats of other boots in the node's name
 	beat     time.Time     // when the last heartbeat was sent
 	sent     []time.Time   // of the heartbeats that have not come back, in order
@@ -148,10 +147,7 @@ func (p *Presence) acquire(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.mu.Lock()
-	p.lease, p.without = lease, nil
-	p.joined.Store(true)
-	p.mu.Unlock()
+	p.lease.Store(lease)
 	return nil
 }
 
@@ -204,14 +200,10 @@ func (p *Presence) follow(ctx context.Context) {
 func (p *Presence) Wake() { wake.Up(p.wake) }
 
 // Lease is the node's lease; nil until it is taken, and after Stop.
-func (p *Presence) Lease() *registry.Lease {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.lease
-}
+func (p *Presence) Lease() *registry.Lease { return p.lease.Load() }
 
-// Joined reports whether a lease was taken, and so Prepare succeeded.
-func (p *Presence) Joined() bool { return p.joined.Load() }
+// Joined reports whether the lease was taken, and so Prepare succeeded.
+func (p *Presence) Joined() bool { return p.Lease() != nil }
 
 // Lost is closed when the process must stop, because another one has become the node or the
 // registry will never accept it: see [Presence.Err].
@@ -228,6 +220,9 @@ func (p *Presence) Err() error {
 func (p *Presence) Missing() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.Joined() {
+		return nil
+	}
 	return p.without
 }
 
@@ -311,10 +306,7 @@ func (p *Presence) Stop(ctx context.Context) {
 }
 
 func (p *Presence) release(ctx context.Context) {
-	p.mu.Lock()
-	lease := p.lease
-	p.lease = nil
-	p.mu.Unlock()
+	lease := p.lease.Swap(nil)
 	if lease == nil {
 		return
 	}

@@ -192,7 +192,7 @@ func (p *Presence) heard(m *nats.Msg) {
 // registry.
 func (p *Presence) confirm(ctx context.Context) {
 	p.mu.Lock()
-	doubts, lease := p.doubts, p.lease
+	doubts := p.doubts
 	p.mu.Unlock()
 	ping, cancel := context.WithTimeout(ctx, pingWait)
 	defer cancel()
@@ -200,7 +200,7 @@ func (p *Presence) confirm(ctx context.Context) {
 		return
 	}
 	asked := time.Now()
-	if lease != nil {
+	if lease := p.Lease(); lease != nil {
 		write, cancel := context.WithTimeout(ctx, confirmWait)
 		defer cancel()
 		err := lease.Update(write, func(*registry.NodeRecord) {})
