@@ -26,6 +26,8 @@ const (
 	sidePlainPython = "plain-python" // those of sidePython
 )
 
+var allSides = []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython}
+
 // callTimeout is far above the time of any call.
 const callTimeout = 30 * time.Second
 
@@ -56,7 +58,7 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 	case "unary":
 		return each(r.N, c.one(ctx, r.Side))
 	case "load":
-		return c.load(ctx, r)
+		return c.load(ctx, r), nil
 	case "burst":
 		return together(r.N, r.Callers, c.one(ctx, r.Side))
 	case "stream":
@@ -69,7 +71,7 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 		_, err := c.mesh.Call(ctx, goIndex+".hang", nil)
 		return answer{Text: string(toolmesh.CodeOf(err))}, nil
 	case "figures":
-		return said(c.conn, nil)
+		return answer{Figures: ownFigures(c.conn)}, nil
 	}
 	return answer{}, errUnknown(r)
 }

@@ -71,8 +71,7 @@ func startGateway(ctx context.Context, args []string) (role, error) {
 		}
 	}
 	end := stops(h.Stop, nc)
-	do := func(_ context.Context, r request) (answer, error) { return answer{}, errUnknown(r) }
-	return role{do, served.URL() + " " + sdk.URL, func() { served.Stop(); sdk.Close(); end() }}, nil
+	return role{hello: served.URL() + " " + sdk.URL, stop: func() { served.Stop(); sdk.Close(); end() }}, nil
 }
 
 func (p *plan) measureGateway(s *stage, r *result) error {
@@ -92,7 +91,7 @@ func (p *plan) measureGateway(s *stage, r *result) error {
 	}
 	b := benchmark{name: "gateway"}
 	add := func(name string, r request) {
-		b.sides = append(b.sides, side{name: name, ask: func(*plan) request { return r }})
+		b.sides = append(b.sides, side{name, "caller", r})
 	}
 	for _, name := range []string{sideGo, "http", "mcp", "mcp-sdk", "mcp-session", "mcp-session-sdk"} {
 		add(name, request{Do: "unary", Side: name, N: p.Calls})

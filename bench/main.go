@@ -31,7 +31,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	p := defaultPlan()
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	which := flags.String("which", ".", "run the benchmarks whose name matches this `regexp`: "+strings.Join(benchmarkNames(), " "))
+	var names []string
+	for _, b := range p.benchmarks() {
+		names = append(names, b.name)
+	}
+	which := flags.String("which", ".", "run the benchmarks whose name matches this `regexp`: "+strings.Join(names, " "))
 	flags.IntVar(&p.Rounds, "rounds", p.Rounds, "rounds of each benchmark")
 	flags.IntVar(&p.Calls, "calls", p.Calls, "sequential calls of a round")
 	flags.IntVar(&p.Burst, "burst", p.Burst, "calls of a round with many callers")

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -53,7 +52,7 @@ type loaded struct {
 func (l *loaded) rate() float64 { return float64(l.Served) / l.Took.Seconds() }
 
 // load makes calls at a rate for some seconds.
-func (c *caller) load(ctx context.Context, r request) (answer, error) {
+func (c *caller) load(ctx context.Context, r request) answer {
 	call := func() (attempt time.Duration, node string, err error) {
 		res, err := c.mesh.Call(ctx, "load.load.work", nil, client.WithTimeout(loadTimeout))
 		if err != nil {
@@ -113,8 +112,7 @@ func (c *caller) load(ctx context.Context, r request) (answer, error) {
 	l.Took = time.Since(began)
 	calls.Wait()
 	l.P99, l.Attempt, l.Else = p99(all), p99(attempts), p99(others)
-	text, err := json.Marshal(l)
-	return answer{Text: string(text)}, err
+	return answer{Loaded: l}
 }
 
 func p99(of []time.Duration) time.Duration {
@@ -176,22 +174,25 @@ func (l *loading) settled() error {
 }
 
 func (l *loading) run(side string, rate, seconds int) (got loaded, err error) {
-	var text []byte
 	if side == "python" {
-		var cmd *exec.Cmd
-		if cmd, err = l.program("load.py", l.child("broker").hello, fmt.Sprint(rate), fmt.Sprint(seconds), fmt.Sprint(loadTimeout.Seconds())); err == nil {
-			text, err = cmd.Output()
-		}
+		got, err = l.runPython(rate, seconds)
 	} else {
 		var a answer
 		a, err = l.child("caller").ask(request{Do: "load", Side: side, N: rate, Callers: seconds})
-		text = []byte(a.Text)
+		got = a.Loaded
 	}
+	fmt.Fprintf(l.stderr, "%s, %d/s: %+v\n", side, rate, got)
+	return got, err
+}
+
+func (l *loading) runPython(rate, seconds int) (got loaded, err error) {
+	cmd, err := l.program("load.py", l.child("broker").hello, fmt.Sprint(rate), fmt.Sprint(seconds), fmt.Sprint(loadTimeout.Seconds()))
 	if err != nil {
 		return got, err
 	}
-	if err = json.Unmarshal(text, &got); err == nil {
-		fmt.Fprintf(l.stderr, "%s, %d/s: %+v\n", side, rate, got)
+	text, err := cmd.Output()
+	if err == nil {
+		err = json.Unmarshal(text, &got)
 	}
 	return got, err
 }

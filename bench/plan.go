@@ -31,52 +31,37 @@ const burstCallers = 64
 type benchmark struct {
 	name  string
 	sides []side
-	run   func(p *plan, s *stage, r *result) error
+	run   func(s *stage, r *result) error
 }
 
-// side is one side of a benchmark, with the request to its caller in a round.
+// side is one side of a benchmark, with the request in a round to the process actor.
 type side struct {
-	name string
-	ask  func(p *plan) request
-	raw  bool // the request goes to the raw process
+	name, actor string
+	request     request
 }
 
-var benchmarks = []benchmark{
-	{name: "unary", sides: callSides(func(p *plan) request { return request{Do: "unary", N: p.Calls} })},
-	{name: "burst", sides: callSides(func(p *plan) request { return request{Do: "burst", N: p.Burst, Callers: burstCallers} })},
-	{name: "before", run: (*plan).measureBefore},
-	{name: "stream", sides: []side{
-		{sideRaw, func(p *plan) request { return request{Do: "stream", N: p.Items} }, true},
-		{sideGo, func(p *plan) request { return request{Do: "stream", Side: sideGo, N: p.Items} }, false},
-		{sidePython, func(p *plan) request { return request{Do: "stream", Side: sidePython, N: p.Items} }, false},
-	}},
-	{name: "payload", sides: []side{
-		{sideRaw, func(*plan) request { return request{Do: "objects", N: 1} }, false},
-		{sideGo, func(*plan) request { return request{Do: "large", N: 1} }, false},
-	}},
-	{name: "gateway", run: (*plan).measureGateway},
-	{name: "python", run: (*plan).measurePython},
-	{name: "overload", run: (*plan).measureOverload},
-	{name: "slow", run: (*plan).measureSlow},
-}
-
-// callSides returns the sides of a benchmark of one tool: raw, our client, and a plain one.
-func callSides(ask func(p *plan) request) (sides []side) {
-	for _, name := range []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython} {
-		sides = append(sides, side{name: name, ask: func(p *plan) request {
-			r := ask(p)
-			r.Side = name
-			return r
-		}})
+func (p *plan) benchmarks() []benchmark {
+	const caller = "caller"
+	var unary, burst []side
+	for _, name := range allSides {
+		unary = append(unary, side{name, caller, request{Do: "unary", Side: name, N: p.Calls}})
+		burst = append(burst, side{name, caller, request{Do: "burst", Side: name, N: p.Burst, Callers: burstCallers}})
 	}
-	return sides
-}
-
-func benchmarkNames() (names []string) {
-	for _, b := range benchmarks {
-		names = append(names, b.name)
+	return []benchmark{
+		{name: "unary", sides: unary},
+		{name: "burst", sides: burst},
+		{name: "before", run: p.measureBefore},
+		{name: "stream", sides: []side{
+			{sideRaw, "raw", request{Do: "stream", N: p.Items}},
+			{sideGo, caller, request{Do: "stream", Side: sideGo, N: p.Items}},
+			{sidePython, caller, request{Do: "stream", Side: sidePython, N: p.Items}},
+		}},
+		{name: "payload", sides: []side{{sideRaw, caller, request{Do: "objects", N: 1}}, {sideGo, caller, request{Do: "large", N: 1}}}},
+		{name: "gateway", run: p.measureGateway},
+		{name: "python", run: p.measurePython},
+		{name: "overload", run: p.measureOverload},
+		{name: "slow", run: p.measureSlow},
 	}
-	return names
 }
 
 func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
@@ -91,13 +76,13 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 	if err := s.startAll(); err != nil {
 		return nil, err
 	}
-	for _, b := range benchmarks {
+	for _, b := range p.benchmarks() {
 		if !p.Which.MatchString(b.name) {
 			continue
 		}
 		fmt.Fprintf(stderr, "%s …\n", b.name)
 		if b.run != nil {
-			err = b.run(p, s, r)
+			err = b.run(s, r)
 		} else {
 			err = p.measure(s, b, r)
 		}
@@ -171,7 +156,7 @@ func (s *stage) startAll() error {
 		return err
 	}
 	// Warm every side, and let the caller learn the nodes.
-	for _, side := range []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython} {
+	for _, side := range allSides {
 		for range 3 {
 			if _, err := s.child("caller").ask(request{Do: "burst", Side: side, N: 256, Callers: 4}); err != nil {
 				return err
@@ -187,11 +172,7 @@ func (p *plan) measure(s *stage, b benchmark, r *result) error {
 	sides := slices.Clone(b.sides)
 	for round := range p.Rounds + 1 {
 		for _, side := range sides {
-			actor := "caller"
-			if side.raw {
-				actor = "raw"
-			}
-			one, err := s.child(actor).ask(side.ask(p))
+			one, err := s.child(side.actor).ask(side.request)
 			if err != nil {
 				return fmt.Errorf("%s: %w", side.name, err)
 			}

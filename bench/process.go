@@ -38,10 +38,13 @@ type answer struct {
 	P50  time.Duration `json:"p50,omitempty"`
 	Took time.Duration `json:"took,omitempty"`
 	Ops  int           `json:"ops,omitempty"`
+
+	Figures figures `json:"figures,omitzero"`
+	Loaded  loaded  `json:"loaded,omitzero"`
 }
 
-// role is the work of one process. do serves a request, hello is sent to the coordinator, stop is
-// called at the end.
+// role is the work of one process. do serves a request (nil: there are none), hello is sent to the
+// coordinator, stop is called at the end.
 type role struct {
 	do    func(ctx context.Context, r request) (answer, error)
 	hello string
@@ -74,7 +77,11 @@ func serveRole(ctx context.Context, name string, args []string, in io.Reader, ou
 		var r request
 		err := json.Unmarshal(lines.Bytes(), &r)
 		var a answer
-		if err == nil {
+		switch {
+		case err != nil:
+		case role.do == nil:
+			err = errUnknown(r)
+		default:
 			a, err = role.do(ctx, r)
 		}
 		if err != nil {

@@ -217,12 +217,9 @@ type figures struct {
 	Subscriptions   uint64
 }
 
-func (c *child) figures() (f figures, err error) {
+func (c *child) figures() (figures, error) {
 	a, err := c.ask(request{Do: "figures"})
-	if err == nil {
-		err = json.Unmarshal([]byte(a.Text), &f)
-	}
-	return f, err
+	return a.Figures, err
 }
 
 // watched returns the processes to measure.

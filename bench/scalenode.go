@@ -25,12 +25,10 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// said returns the figures of this process and of a connection.
-func said(nc *nats.Conn, more func(*figures)) (answer, error) {
+// ownFigures returns those of this process and of a connection, if it has one.
+func ownFigures(nc *nats.Conn) figures {
 	var usage syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
-		return answer{}, err
-	}
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &usage) // of oneself it does not fail
 	f := figures{CPU: time.Duration(usage.Utime.Nano() + usage.Stime.Nano())}
 	runtime.GC()
 	runtime.GC() // memory that finalizers have released
@@ -41,18 +39,11 @@ func said(nc *nats.Conn, more func(*figures)) (answer, error) {
 		s := nc.Stats()
 		f.InMsgs, f.InBytes, f.OutMsgs, f.Subscriptions = s.InMsgs, s.InBytes, s.OutMsgs, uint64(nc.NumSubscriptions()) //nolint:gosec // a count
 	}
-	if more != nil {
-		more(&f)
-	}
-	text, err := json.Marshal(f)
-	return answer{Text: string(text)}, err
+	return f
 }
 
 func indexName(i int) string    { return fmt.Sprintf("idx%04d", i) }
 func indexTool(i, n int) string { return fmt.Sprintf("%s.tools.tool_%03d", indexName(i), n) }
-func nodeName(i int) string     { return fmt.Sprintf("sim-%04d", i) }
-func sessionName(i int) string  { return fmt.Sprintf("session-%05d", i) }
-func quiet(*nats.Msg)           {}
 func connect(urls string) (*nats.Conn, error) {
 	return nats.Connect(urls, client.ConnectOptions()...)
 }
@@ -97,7 +88,7 @@ func (s *simulated) do(ctx context.Context, r request) (answer, error) {
 		}
 		return answer{}, nil
 	case "figures":
-		return said(nil, nil)
+		return answer{Figures: ownFigures(nil)}, nil
 	}
 	return answer{}, errUnknown(r)
 }
@@ -113,7 +104,7 @@ func (s *simulated) node(ctx context.Context, i int) error {
 		return err
 	}
 	h, err := host.New(nc, &host.Options{
-		Node: subjects.NodeID(nodeName(i)), Version: "simulated", Sessions: sessions, Service: "mesh-agent",
+		Node: subjects.NodeID(fmt.Sprintf("sim-%04d", i)), Version: "simulated", Sessions: sessions, Service: "mesh-agent",
 		Sandbox: registry.SandboxState{Asked: "guard", Effective: "guard"},
 	})
 	if err != nil {
@@ -123,13 +114,14 @@ func (s *simulated) node(ctx context.Context, i int) error {
 		return err
 	}
 	// The subscriptions of a view, without its data.
+	unread := func(*nats.Msg) {}
 	for _, bucket := range []string{subjects.BucketNodes, subjects.BucketTools, subjects.BucketIndexes, subjects.BucketSessions} {
-		if _, err := nc.Subscribe(subjects.RegistryChanges(bucket), quiet); err != nil {
+		if _, err := nc.Subscribe(subjects.RegistryChanges(bucket), unread); err != nil {
 			return err
 		}
 	}
 	if s.Nodes <= registry.SparingMax { // an agent hears all heartbeats
-		if _, err := nc.Subscribe(subjects.AllHeartbeats, quiet); err != nil {
+		if _, err := nc.Subscribe(subjects.AllHeartbeats, unread); err != nil {
 			return err
 		}
 	}
@@ -193,7 +185,7 @@ func (s *simulated) create(ctx context.Context, n int) error {
 	group.SetLimit(64)
 	for i := range n {
 		group.Go(func() error {
-			record := registry.SessionRecord{ID: subjects.SessionID(sessionName(i)), Epoch: fmt.Sprintf("%016d", i), Created: time.Now().UTC()}
+			record := registry.SessionRecord{ID: subjects.SessionID(fmt.Sprintf("session-%05d", i)), Epoch: fmt.Sprintf("%016d", i), Created: time.Now().UTC()}
 			return retried(ctx, func() error { // a new bucket has no leader for a while
 				err := records.CreateSession(ctx, record)
 				if errors.Is(err, store.ErrConflict) { // it is there, its acknowledgement was lost

@@ -33,10 +33,9 @@ func startBroker(ctx context.Context, args []string) (role, error) {
 		if err != nil || r.Do != "figures" {
 			return answer{}, cmp.Or(err, errUnknown(r))
 		}
-		return said(nil, func(f *figures) {
-			f.InMsgs, f.OutMsgs, f.InBytes = uint64(v.InMsgs), uint64(v.OutMsgs), uint64(v.InBytes) //nolint:gosec // counts
-			f.Subscriptions = uint64(v.Subscriptions)
-		})
+		f := ownFigures(nil)
+		f.InMsgs, f.OutMsgs, f.InBytes, f.Subscriptions = uint64(v.InMsgs), uint64(v.OutMsgs), uint64(v.InBytes), uint64(v.Subscriptions) //nolint:gosec // counts
+		return answer{Figures: f}, nil
 	}
 	return role{do, b.URL(), b.Shutdown}, nil
 }
@@ -183,8 +182,7 @@ func startHost(ctx context.Context, args []string) (role, error) {
 	if err != nil {
 		return role{}, err
 	}
-	do := func(_ context.Context, r request) (answer, error) { return answer{}, errUnknown(r) }
-	return role{do: do, stop: stops(h.Stop, nc)}, nil
+	return role{stop: stops(h.Stop, nc)}, nil
 }
 
 // startAgent is one machine's agent. args: the brokers, a folder, the node's id.
@@ -217,7 +215,7 @@ func around(nc *nats.Conn, ready func(context.Context) error) func(context.Conte
 		case "ready":
 			return answer{}, ready(ctx)
 		case "figures":
-			return said(nc, nil)
+			return answer{Figures: ownFigures(nc)}, nil
 		case "reconnect":
 			return answer{}, nc.ForceReconnect()
 		}
