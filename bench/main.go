@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"regexp"
 	"strings"
 	"syscall"
 )
@@ -35,18 +34,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	for _, b := range p.benchmarks() {
 		names = append(names, b.name)
 	}
-	which := flags.String("which", ".", "run the benchmarks whose name matches this `regexp`: "+strings.Join(names, " "))
+	flags.TextVar(p.Which, "which", p.Which, "run the benchmarks whose name matches this `regexp`: "+strings.Join(names, " "))
 	flags.IntVar(&p.Rounds, "rounds", p.Rounds, "rounds of each benchmark")
-	flags.IntVar(&p.Calls, "calls", p.Calls, "sequential calls of a round")
-	flags.IntVar(&p.Burst, "burst", p.Burst, "calls of a round with many callers")
-	flags.IntVar(&p.Items, "items", p.Items, "items of a round's stream")
 	flags.StringVar(&p.Before, "before", "", "compare with the program `bench` of the state before a landing: go build -o FILE ./bench there")
 	if err := flags.Parse(args); err != nil {
-		return 2
-	}
-	var err error
-	if p.Which, err = regexp.Compile(*which); err != nil {
-		fmt.Fprintln(stderr, "bench: -which:", err)
 		return 2
 	}
 	result, err := p.run(ctx, stderr)

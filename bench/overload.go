@@ -218,12 +218,12 @@ func (p *plan) measureOverload(s *stage, r *result) error {
 			peak = max(peak, got.rate())
 			if times == 2 {
 				limit := 2*loadTakes + 100*time.Millisecond
-				one := line{What: "overload: p99 on the node at twice the capacity, " + side + ", against two calls and 100 ms", Ours: millis(float64(got.Attempt)) + " ms", Raw: millis(float64(limit)), Ratio: float64(got.Attempt) / float64(limit)}
+				one := line{What: "overload: p99 on the node at twice the capacity, " + side + ", against two calls and 100 ms", Ours: millis(float64(got.Attempt)), Raw: millis(float64(limit)), Ratio: float64(got.Attempt) / float64(limit)}
 				if side != "python" { // it does not report the time of the attempt
 					r.add(one, &bound{must: 1.3, goal: 1})
 				}
 				if side != "plain" {
-					r.add(line{What: "overload: the same, " + side + ", with what the client waits in the call's own time", Ours: millis(float64(got.P99)) + " ms"}, nil)
+					r.add(line{What: "overload: the same, " + side + ", with what the client waits in the call's own time", Ours: millis(float64(got.P99))}, nil)
 				}
 				r.add(line{What: "overload: calls that ended at their deadline, " + side, Ours: fmt.Sprintf("%d of %d", got.Late, got.Late+got.Served+got.Busy)}, nil)
 			}
@@ -263,9 +263,7 @@ func (p *plan) measureSlow(s *stage, r *result) error {
 		}
 		all := got.Served + got.Late + got.Busy + got.Other
 		share := func(what string, n int, limit bound) {
-			one := line{What: fmt.Sprintf("slow node: %s, %s", what, side), Ours: fmt.Sprintf("%d of %d", n, all)}
-			one.Must, one.Verdict = limit.verdict(float64(n) / float64(all))
-			r.add(one, nil)
+			r.add(line{What: fmt.Sprintf("slow node: %s, %s", what, side), Ours: fmt.Sprintf("%d of %d", n, all), Ratio: float64(n) / float64(all)}, &limit)
 		}
 		share("calls that failed", all-got.Served, bound{must: 0.002})
 		limit := bound{must: 0.02, goal: 0.01}
@@ -273,7 +271,7 @@ func (p *plan) measureSlow(s *stage, r *result) error {
 			limit = bound{must: 0.04, goal: 0.02} // the broker chooses the node, which passes calls on
 		}
 		share("calls that it ran", got.Slow, limit)
-		r.add(line{What: "slow node: p99 elsewhere, " + side + ", against the run without it", Ours: millis(float64(got.Else)) + " ms", Raw: millis(float64(without[side].P99)) + " ms", Ratio: float64(got.Else) / float64(without[side].P99)},
+		r.add(line{What: "slow node: p99 elsewhere, " + side + ", against the run without it", Ours: millis(float64(got.Else)), Raw: millis(float64(without[side].P99)), Ratio: float64(got.Else) / float64(without[side].P99)},
 			&bound{must: 1.3, goal: 1.1})
 	}
 	return nil
