@@ -606,7 +606,7 @@ func (m *clockMesh) tasks(t *testing.T) {
 	ended(gone)
 	meshtest.Until(t, "a task is gone when its time is up", func() bool {
 		_, err := gone.Show(t.Context())
-		return toolmesh.CodeOf(err) == toolmesh.CodeInvalidRequest
+		return toolmesh.CodeOf(err) == toolmesh.CodeNotFound
 	})
 	every := submit("every", "--every=1s")
 	meshtest.Until(t, "a schedule has made two tasks", func() bool {

@@ -49,7 +49,7 @@ func TestMemoryOfAFile(t *testing.T) {
 	}
 	needsPackages(t)
 	const size, room = 256 << 20, 64 << 20
-	u := newUser(t)
+	u := newUser(t, "MESH_PAYLOADS_MAX=4GB") // files of arguments stay for 15 minutes, and a session alone has half
 	// nats-server keeps buffers until its garbage collector needs the room: put and get of the same file in an
 	// object store take 140 MB. GOMEMLIMIT is the limit that its documentation recommends.
 	broker, url := natsProcess(t, newUser(t, "GOMEMLIMIT=96MiB"))
