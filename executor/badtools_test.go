@@ -80,11 +80,11 @@ func badTools() []badTool {
 		{name: "closes", code: toolmesh.CodeWorkerCrashed},
 
 		// Output.
-		{name: "128 MB on sys.stdout", tool: "prints", args: `{"mb":128}`, result: "128"},
-		{name: "128 MB on descriptor 1", tool: "writes", args: `{"fd":1,"mb":128}`, result: "128"},
-		{name: "128 MB on descriptor 2", tool: "writes", args: `{"fd":2,"mb":128}`, result: "128"},
-		{name: "a result of 65 MB", tool: "big", args: `{"size":68157440}`, code: toolmesh.CodePayloadTooLarge, details: map[string]any{"limit": "output"}},
-		{name: "a result of 60 MB", tool: "big", args: `{"size":62914560}`},
+		{name: "24 MB on sys.stdout", tool: "prints", args: `{"mb":24}`, result: "24"},
+		{name: "24 MB on descriptor 1", tool: "writes", args: `{"fd":1,"mb":24}`, result: "24"},
+		{name: "24 MB on descriptor 2", tool: "writes", args: `{"fd":2,"mb":24}`, result: "24"},
+		{name: "a result over the node's limit", tool: "big", args: `{"size":9000000}`, code: toolmesh.CodePayloadTooLarge, details: map[string]any{"limit": "output"}},
+		{name: "a result just within it", tool: "big", args: `{"size":8000000}`},
 		{name: "a result over the tool's limit", tool: "big", args: `{"size":20000}`, policy: limits(tool.Limits{Output: 10_000}),
 			code: toolmesh.CodePayloadTooLarge, details: map[string]any{"limit": "output", "max": 10_000.0}},
 		{name: "a list that lies", tool: "lies", args: `{"what":"list"}`},
@@ -128,7 +128,7 @@ func badTools() []badTool {
 			details: map[string]any{"limit": "pids", "max": 20}},
 		{name: "forked: leaves a daemon", tool: "leaves_a_daemon", policy: forked, result: `"left"`},
 		{name: "forked: exits", tool: "os_exits", policy: forked, code: toolmesh.CodeWorkerCrashed, details: map[string]any{"exit_status": 3}},
-		{name: "forked: 128 MB on descriptor 1", tool: "writes", args: `{"fd":1,"mb":128}`, policy: forked, result: "128"},
+		{name: "forked: 24 MB on descriptor 1", tool: "writes", args: `{"fd":1,"mb":24}`, policy: forked, result: "24"},
 	}
 	for _, bad := range all {
 		if bad.policy.Limits.Memory > 0 {
@@ -166,10 +166,10 @@ func jsonText(v any) string {
 	return string(data)
 }
 
-// badExecutor is one for bad tools.
+// badExecutor is one for bad tools. Large results are smaller than elsewhere, to cost less.
 func badExecutor(t *testing.T, ungrouped bool) *executor.Executor {
 	t.Helper()
-	return newExecutor(t, func(o *executor.Options) { o.Watched(ungrouped).Grace, o.MaxWorkers = little, 4 })
+	return newExecutor(t, func(o *executor.Options) { o.Watched(ungrouped).Grace, o.MaxWorkers, o.MaxResult = little, 4, 8<<20 })
 }
 
 // badIndex serves a bad tool, and good ones next to it.

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	// The interpreter itself, and no shim before it, which takes longer to start.
-	if python, err := exec.Command("python3", "-I", "-c", "import sys; print(sys._base_executable, end='')").Output(); err == nil {
+	if python, err := exec.Command("python3", "-I", "-S", "-c", "import sys; print(sys._base_executable, end='')").Output(); err == nil {
 		_ = os.Setenv("PATH", filepath.Dir(string(python))+":"+os.Getenv("PATH"))
 	}
 	meshtest.Parallel(4) // most tests wait for processes

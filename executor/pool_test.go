@@ -36,6 +36,9 @@ def long():
     print("begun", flush=True)
     time.sleep(60)
 
+async def along():
+    await asyncio.sleep(60)
+
 def pid():
     return os.getpid()
 
@@ -128,39 +131,23 @@ func TestABlockedLoopGetsACompanion(t *testing.T) {
 	}
 }
 
+// Functions and coroutines of an index are each bounded by its concurrency.
 func TestConcurrencyBoundsTheCallsAtOnce(t *testing.T) {
 	t.Parallel()
 	x := sharedExecutor(t)
-	dir := writeFiles(t, map[string]string{"t.py": `
-import asyncio, threading, time
-now = 0
-most = 0
-async def work():
-    global now, most
-    now += 1
-    most = max(most, now)
-    await asyncio.sleep(0.02)
-    now -= 1
-async def peak():
-    return most
-def pid():
-    import os
-    time.sleep(0.05)
-    return os.getpid()
-`})
-	spec := specOf(t, x, dir, "t.work", "t.peak", "t.pid")
+	spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": poolTools}), "t.long", "t.along")
 	spec.Concurrency = 3
 	ix := open(t, x, spec)
-	var wg sync.WaitGroup
-	for range 20 {
-		wg.Go(func() { _, _ = call(t, ix, "t.work", `{}`) })
-		wg.Go(func() { _, _ = call(t, ix, "t.pid", `{}`) })
+	ctx, cancel := context.WithCancel(t.Context())
+	var calls sync.WaitGroup
+	for range 5 {
+		for _, tool := range []string{"t.long", "t.along"} {
+			calls.Go(func() { _, _ = ix.Call(ctx, executor.Call{Tool: tool}, nil) })
+		}
 	}
-	wg.Wait()
-	mustCall(t, ix, "t.peak", `{}`, `3`)
-	if s := ix.Stats(); s.Workers > 4 {
-		t.Errorf("%d workers, want at most 3 and the coroutines' one", s.Workers)
-	}
+	meshtest.Until(t, "three calls of each kind run, and two wait", func() bool { s := ix.Stats(); return s.Busy == 6 && s.Waiting == 4 })
+	cancel()
+	calls.Wait()
 }
 
 // begin starts a long call and returns when its function has been entered.

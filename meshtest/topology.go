@@ -70,18 +70,19 @@ func (top *Topology) Known(t testing.TB, subscriber, at *nats.Conn) {
 
 // Topologies runs a test on each topology: one broker, two accounts and a cluster of
 // three, and with MESH_SOAK in the environment one of two as well. With -short it leaves
-// the clusters out. The runs are one after the other, because clusters are heavy.
-func Topologies(t *testing.T, run func(t *testing.T, top *Topology)) {
+// the clusters out. The runs are one after the other, because clusters are heavy. The
+// options are those of each broker.
+func Topologies(t *testing.T, run func(t *testing.T, top *Topology), options ...Option) {
 	t.Helper()
-	t.Run("single", func(t *testing.T) { run(t, Single(t)) })
-	t.Run("accounts", func(t *testing.T) { run(t, accounts(t)) })
+	t.Run("single", func(t *testing.T) { run(t, cluster("single", []*Server{Broker(t, options...)})) })
+	t.Run("accounts", func(t *testing.T) { run(t, accounts(t, options...)) })
 	if testing.Short() {
 		return
 	}
 	if Soak() {
-		t.Run("cluster2", func(t *testing.T) { run(t, cluster("cluster2", Cluster(t, 2))) })
+		t.Run("cluster2", func(t *testing.T) { run(t, cluster("cluster2", Cluster(t, 2, options...))) })
 	}
-	t.Run("cluster3", func(t *testing.T) { run(t, cluster("cluster3", Cluster(t, 3))) })
+	t.Run("cluster3", func(t *testing.T) { run(t, cluster("cluster3", Cluster(t, 3, options...))) })
 }
 
 // Single is the topology of one broker.
@@ -92,7 +93,7 @@ func Single(t testing.TB) *Topology {
 
 // accounts is the topology of a broker with an account for the mesh and one for its callers. The mesh's exports the
 // subjects that callers may send and read, requests with the response type stream, and the callers' imports them.
-func accounts(t testing.TB) *Topology {
+func accounts(t testing.TB, options ...Option) *Topology {
 	t.Helper()
 	const one = "ONE" // any single name, until it is replaced
 	anyOf := func(subject string, err error) string {
@@ -112,10 +113,10 @@ func accounts(t testing.TB) *Topology {
 		subjects.AllTaskVerbs, subjects.AllPayloads, anyOf(subjects.Subject{Kind: subjects.KindBatch, Session: one}.Build()),
 		anyOf(subjects.NodeTools(one)), anyOf(subjects.NodeCtls(one)), anyOf(subjects.NodeBatches(one)), anyOf(subjects.NodePayloads(one)))
 	share("stream", "", subjects.LiveTransform, subjects.AllHeartbeats)
-	s := Broker(t, Config(fmt.Sprintf(`accounts {
+	s := Broker(t, append(options, Config(fmt.Sprintf(`accounts {
   MESH { jetstream: enabled, users: [ { user: mesh, password: mesh } ], exports: [ %s ] }
   CALLERS { users: [ { user: caller, password: caller } ], imports: [ %s ] }
-}`, strings.Join(exports, ", "), strings.Join(imports, ", "))))
+}`, strings.Join(exports, ", "), strings.Join(imports, ", "))))...)
 	as := func(user string) func(testing.TB, int, []nats.Option) *nats.Conn {
 		return func(t testing.TB, _ int, options []nats.Option) *nats.Conn {
 			t.Helper()
@@ -128,7 +129,7 @@ func accounts(t testing.TB) *Topology {
 // Conversations runs a test of the messages between a caller and a node on each topology and on
 // brokers with users: the node with its key, and a caller without one or with that of a created
 // session; and with MESH_SOAK in the environment both with JWTs.
-func Conversations(t *testing.T, run func(t *testing.T, top *Topology)) {
+func Conversations(t *testing.T, run func(t *testing.T, top *Topology), options ...Option) {
 	t.Helper()
 	for _, with := range []struct {
 		name    string
@@ -150,7 +151,7 @@ func Conversations(t *testing.T, run func(t *testing.T, top *Topology)) {
 			continue
 		}
 		t.Run(with.name, func(t *testing.T) {
-			k := with.start(t)
+			k := with.start(t, options...)
 			run(t, &Topology{
 				Name: with.name, Brokers: []*Server{k.Server}, Session: with.session,
 				serve: func(t testing.TB, _ int, o []nats.Option) *nats.Conn { t.Helper(); return k.As(t, access.Node, o...) },
@@ -158,7 +159,7 @@ func Conversations(t *testing.T, run func(t *testing.T, top *Topology)) {
 			})
 		})
 	}
-	Topologies(t, run)
+	Topologies(t, run, options...)
 }
 
 // Soak reports whether to run long tests, and those that differ little from others: make soak

@@ -213,8 +213,12 @@ type Responder struct {
 
 	sub  *nats.Subscription
 	work errgroup.Group // answers that need the store
+	open sync.Map       // of asked: the questions that work answers
 	once sync.Once
 }
+
+// asked is a question of a caller. One that hears nothing asks again, up to fifty times in two seconds.
+type asked struct{ reply, subject, body string }
 
 const (
 	// waiting is how many requests are answered at once that need the store or compare names.
@@ -292,7 +296,12 @@ func (r *Responder) receive(m *nats.Msg) {
 		_ = answer()
 		return
 	}
-	if !r.work.TryGo(answer) {
+	question := asked{m.Reply, m.Subject, string(m.Data)}
+	if _, again := r.open.LoadOrStore(question, nil); again {
+		return // answered once: a busy node would be the busier for each copy
+	}
+	if !r.work.TryGo(func() error { defer r.open.Delete(question); return answer() }) {
+		r.open.Delete(question)
 		r.respond(m, nil, toolmesh.Errorf(toolmesh.CodeBusy, "the registry answers %d requests: try again", waiting))
 	}
 }

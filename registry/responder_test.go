@@ -573,6 +573,57 @@ func TestDescriptorsAreCachedAndBounded(t *testing.T) {
 	}
 }
 
+// A caller that hears nothing for a while asks again. While a question waits for the store, its
+// copies take no places of other questions, and get no answers of their own.
+func TestQuestionThatIsRepeatedIsAnsweredOnce(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	publish(t, testmesh.Store(t, b), acquire(t, b, record("n1", "boot1")), "demo", "r1", "demo.a", "demo.b")
+	v := view(t, b)
+	meshtest.Until(t, "known", func() bool { return nodesOf(v, "s", "demo.b") != "unknown" })
+	proxy := meshtest.NewProxy(t, s)
+	respond(t, b, v, testmesh.Store(t, open(t, proxy.Connect(t))))
+	proxy.Blackhole()
+
+	nc := s.Connect(t)
+	answers, err := nc.SubscribeSync(nats.NewInbox())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 64 {
+		if err := nc.PublishRequest("mesh.registry.s.describe", answers.Subject, []byte(`{"tool":"demo.a"}`)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := nc.PublishRequest("mesh.registry.s.describe", answers.Subject, []byte(`{"tool":"demo.b"}`)); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.PublishRequest("mesh.registry.s.time", answers.Subject, nil); err != nil { // the answer to the last comes first
+		t.Fatal(err)
+	}
+	first, err := answers.NextMsg(time.Minute)
+	if err != nil || !strings.Contains(string(first.Data), "now_ms") {
+		t.Fatalf("%s, %v", first.Data, err)
+	}
+	proxy.Heal()
+	var got []string
+	for range 2 {
+		m, err := answers.NextMsg(time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var a registry.DescribeAnswer
+		if err := json.Unmarshal(m.Data, &a); err != nil {
+			t.Fatalf("%s: %v", m.Data, err)
+		}
+		got = append(got, string(a.Descriptor.ID))
+	}
+	if slices.Sort(got); !slices.Equal(got, []string{"demo.a", "demo.b"}) {
+		t.Errorf("answers about %v", got)
+	}
+}
+
 // The limits in effect are the tool's, bounded by those of its nodes.
 func TestDescribedLimitsAreThoseInEffect(t *testing.T) {
 	t.Parallel()

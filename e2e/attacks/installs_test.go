@@ -214,6 +214,7 @@ exec /usr/bin/git "$@"
 		}
 		c.look()
 	}
+	w.leftovers()
 	t.Logf("installs took %.0fs", time.Since(start).Seconds())
 	w.author.during("later")
 	w.again()
@@ -231,6 +232,7 @@ exec /usr/bin/git "$@"
 			c.look()
 		}
 	}
+	w.leftovers()
 	w.take()
 	t.Logf("in all %.0fs, %d reports", time.Since(start).Seconds(), len(w.reports))
 	w.judge()
@@ -507,8 +509,16 @@ func (c *attempted) look() {
 		}
 	}
 	c.before = after
-	for _, file := range named("left-" + c.id + "secret") {
-		c.left = append(c.left, c.phase+": "+file)
+}
+
+// leftovers records the processes that cases have left. They sleep for ten minutes.
+func (w *workplace) leftovers() {
+	for file, name := range named("left-") {
+		for _, c := range w.cases {
+			if strings.HasPrefix(name, "left-"+c.id+"secret") {
+				c.left = append(c.left, c.phase+": "+file)
+			}
+		}
 	}
 }
 
@@ -729,6 +739,7 @@ func (w *workplace) again() {
 		}
 		c.look()
 	}
+	w.leftovers()
 }
 
 // settled waits until the given number of nodes serves each index, or reports why not.
@@ -782,6 +793,7 @@ func (w *workplace) secondNode() {
 	for _, c := range w.cases {
 		c.look()
 	}
+	w.leftovers()
 	w.scanFolder(filepath.Join(w.dir, "home", "second"))
 	stop()
 }

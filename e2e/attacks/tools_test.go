@@ -705,11 +705,14 @@ func alive(pid int) bool {
 	return err == nil && !bytes.Contains(stat, []byte(") Z "))
 }
 
-// named returns the processes that were started under a name.
-func named(name string) []string {
-	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	return slices.DeleteFunc(files, func(file string) bool {
-		line, err := os.ReadFile(file)
-		return err != nil || !strings.HasPrefix(string(line), name+"\x00")
-	})
+// named returns the command lines of the processes that were started under a name with a prefix, by their files.
+func named(prefix string) map[string]string {
+	found := map[string]string{}
+	for _, pid := range processes() {
+		file := "/proc/" + pid + "/cmdline"
+		if line, err := os.ReadFile(file); err == nil && strings.HasPrefix(string(line), prefix) {
+			found[file] = string(line)
+		}
+	}
+	return found
 }

@@ -51,7 +51,10 @@ def programs(wheels: dict[str, pathlib.Path], tmp_path_factory: pytest.TempPathF
     """The folder of programs of an environment that had nothing before the first page's line for pip, as pasted."""
     (command,) = re.findall(r"^pip install --find-links dist toolmesh$", README, re.MULTILINE)
     home = tmp_path_factory.mktemp("home")
-    venv.create(home / "venv", with_pip=True)
+    if uv := shutil.which("uv"):  # takes a tenth of the time, with the same pip
+        subprocess.run([uv, "venv", "--quiet", "--seed", "--python", sys.executable, home / "venv"], check=True)
+    else:
+        venv.create(home / "venv", with_pip=True)
     found = str(home / "venv" / "bin")
     folder = wheels["platform"].parent
     subprocess.run(["sh", "-c", command.replace(" dist ", f" {folder} ")], check=True, env=nothing_yet(home, found),

@@ -11,7 +11,7 @@ import (
 
 func TestMain(m *testing.M) {
 	// The interpreter itself, and no shim before it, which takes longer to start.
-	if python, err := exec.Command("python3", "-I", "-c", "import sys; print(sys._base_executable, end='')").Output(); err == nil {
+	if python, err := exec.Command("python3", "-I", "-S", "-c", "import sys; print(sys._base_executable, end='')").Output(); err == nil {
 		_ = os.Setenv("PATH", filepath.Dir(string(python))+":"+os.Getenv("PATH"))
 	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(status int) {

@@ -15,20 +15,22 @@ import (
 
 // Results that are larger than a message arrive by reference: a single one, and all of them
 // together. So does a batch with calls that are larger than a message, through any node and on
-// repetition.
+// repetition. Messages are short, so that little is large: a busy machine has all of it copied in
+// time for keepalives.
 func TestLargeValuesInBatches(t *testing.T) {
 	t.Parallel()
+	const message = 128 << 10
 	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
 		m := open(t, top, 2, router.Options{})
 		for what, tc := range map[string]struct {
 			size, calls, pad int
 		}{
-			"one large result":  {3 << 20, 1, 0},
-			"two of them":       {2 << 20, 2, 0},
-			"many small ones":   {100 << 10, 30, 0},
-			"many small calls":  {1, 30, 100 << 10},
-			"large and small":   {3 << 20, 1, 3 << 20},
-			"everything at all": {400 << 10, 10, 400 << 10},
+			"one large result":  {3 * message, 1, 0},
+			"two of them":       {2 * message, 2, 0},
+			"many small ones":   {message / 10, 30, 0},
+			"many small calls":  {1, 30, message / 10},
+			"large and small":   {3 * message, 1, 3 * message},
+			"everything at all": {message / 5 * 2, 10, message / 5 * 2},
 		} {
 			var calls []client.BatchCall
 			for i := range tc.calls {
@@ -45,7 +47,7 @@ func TestLargeValuesInBatches(t *testing.T) {
 						t.Errorf("%s, call %d: %d bytes, %v", what, i, len(text), err)
 					}
 				}
-				if tc.size > 1<<20 {
+				if tc.size > message {
 					break // its reference is its call's, and read
 				}
 			}
@@ -64,7 +66,7 @@ func TestLargeValuesInBatches(t *testing.T) {
 			stream, err := js.Stream(t.Context(), "OBJ_MESH_PAYLOADS")
 			return err == nil && stream.CachedInfo().State.Msgs == 0
 		})
-	})
+	}, meshtest.MaxPayload(message))
 }
 
 // A caller without references gets the results that fit, and an error for each other one.

@@ -544,11 +544,14 @@ func TestOwnerIsLost(t *testing.T) {
 			if err := m.on(t.Context(), 0, "alone", in{Name: "owns"}); err != nil {
 				t.Fatal(err)
 			}
-			ends := make(chan error, 3)
-			go func() { ends <- m.on(t.Context(), 1, "alone", in{Name: "held", Wait: "never"}) }()
-			m.began(t, "held")
-			go func() { ends <- m.on(t.Context(), 0, "alone", in{Name: "next"}) }() // waits at the owner, or with it
-			go func() { ends <- m.on(t.Context(), 2, "alone", in{Name: "next"}) }()
+			call := func(node int, a in) <-chan error {
+				end := make(chan error, 1)
+				go func() { end <- m.on(t.Context(), node, "alone", a) }()
+				return end
+			}
+			holder := call(1, in{Name: "turn", Wait: "never"})
+			m.began(t, "turn")
+			atOwner, elsewhere := call(0, in{Name: "turn"}), call(2, in{Name: "turn"})
 			m.untilWaiting(t, 2)
 			switch lost {
 			case "cut off":
@@ -558,21 +561,21 @@ func TestOwnerIsLost(t *testing.T) {
 			case "frozen":
 				proxies[0].Stall()
 			}
-			if err := <-ends; toolmesh.CodeOf(err) != toolmesh.CodeNodeLost {
-				t.Errorf("who had the turn of an owner that is lost: %v", err)
+			if err := <-holder; toolmesh.CodeOf(err) != toolmesh.CodeNodeLost {
+				t.Errorf("the call that holds the lane of a lost owner: %v", err)
 			}
-			if err := <-ends; err != nil { // of node-2, which the next owner serves
-				t.Errorf("who waited: %v", err)
+			if err := <-elsewhere; err != nil { // the next owner serves it
+				t.Errorf("the call that waits on another node: %v", err)
 			}
 			proxies[0].Heal()
-			if err := <-ends; toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
-				t.Errorf("who waited on the node that was cut off: %v", err)
+			if err := <-atOwner; toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
+				t.Errorf("the call that waits on the node that was cut off: %v", err)
 			}
-			if err := m.on(t.Context(), 0, "alone", in{Name: "next"}); err != nil {
+			if err := m.on(t.Context(), 0, "alone", in{Name: "turn"}); err != nil {
 				t.Errorf("when the node is back: %v", err)
 			}
-			if m.most("held") != 1 || m.most("next") != 1 {
-				t.Error("calls of one lane overlapped")
+			if peak := m.most("turn"); peak != 1 {
+				t.Errorf("%d calls of one lane ran at once", peak)
 			}
 		})
 	}
