@@ -208,6 +208,7 @@ func TestLoadRefuses(t *testing.T) {
 		"tools a text":      {files("tools.toml", "[index]\ntools = \"a.b\"\n"), reasonManifest, []string{"must be a list of texts, not a text"}},
 		"many tools":        {files("tools.toml", "[index]\ntools = ["+strings.Repeat("\"a.b\",", 20_001)+"]\n"), reasonManifest, []string{"lists 20001 tools; at most 20000"}},
 		"long metadata":     {files("tools.toml", "[index]\ntools = ["+numbered(1000, "'m.f%d', ")+"]\nmetadata = {a = '"+strings.Repeat("a", 20_000)+"'}\n"), reasonManifest, []string{"[index] metadata takes 20008 bytes in each of 1000 tools", "16 MB"}},
+		"many limits":       {files("tools.toml", "[index]\ntools = ["+numbered(65, "'m.f%d', ")+"]\n"+numbered(65, "[tool.'m.f%[1]d']\nlimits = {memory = '2%[1]dMB'}\n")), reasonManifest, []string{"65 different combinations", "at most 64"}},
 		"a long key":        {files("tools.toml", "[index]\ntools = ["+numbered(1000, "'m.f%d', ")+"]\nresource_key = ['"+strings.Repeat("a", 20_000)+"']\n"), reasonManifest, []string{"[index] resource_key takes"}},
 		"tool a number":     {files("tools.toml", "[index]\ntools = [\"a.b\", 7]\n"), reasonManifest, []string{"item 2 is a whole number"}},
 		"tool twice":        {files("tools.toml", "[index]\ntools = [\"a.b\", \"a.b\"]\n"), reasonManifest, []string{`"a.b" twice, as items 1 and 2`}},
