@@ -260,7 +260,7 @@ const maxKinds = 64
 
 // kind are the declarations that tools in one worker share.
 type kind struct {
-	tool.Isolation
+	toolmesh.Isolation
 	tool.Sandbox
 	tool.Limits
 }
