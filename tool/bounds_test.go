@@ -42,6 +42,18 @@ func TestRefusalsAreBounded(t *testing.T) { //nolint:paralleltest // it counts a
 			`{"type":"object","properties":{"x":{"anyOf":[` + strings.Repeat(`{"$ref":"#/$defs/y"},`, 499) + `{"$ref":"#/$defs/y"}]}},"$defs":{"y":{"properties":{` + strings.Join(keys, `,`) + `},"maxProperties":0}}}`,
 			`{"x":{` + strings.ReplaceAll(strings.Join(keys, `,`), "k-", "n-") + `}}`,
 		},
+		"alternatives of another kind": {
+			`{"type":"object","properties":{"x":{"type":"array","items":{"anyOf":[` + strings.Repeat(`{"type":"string"},`, 999) + `{"type":"string"}]}}}}`,
+			`{"x":[` + strings.Repeat("1,", 30_000) + `1]}`,
+		},
+		"missing names": {
+			`{"type":"object","properties":{"x":{"type":"array","items":{"required":[` + strings.ReplaceAll(strings.Join(keys, ","), ":{}", "") + `]}}}}`,
+			`{"x":[` + strings.Repeat("{},", 30_000) + `{}]}`,
+		},
+		"wrong at many deep places": {
+			`{"type":"object","properties":{"x":{"$ref":"#/$defs/y"}},"$defs":{"y":{"anyOf":[{"type":"string"},{"items":{"$ref":"#/$defs/y"},"type":"array"}]}}}`,
+			`{"x":` + strings.Repeat("[", 200) + strings.Repeat("1,", 50_000) + `1` + strings.Repeat("]", 200) + `}`,
+		},
 	} {
 		v := compile(t, one.schema)
 		args := json.RawMessage(one.args)
@@ -54,6 +66,45 @@ func TestRefusalsAreBounded(t *testing.T) { //nolint:paralleltest // it counts a
 				t.Errorf("%s of %s of %d bytes takes %d MB", do, what, len(args), n>>20)
 			}
 		}
+	}
+}
+
+// Work that the library does without a word about it has the bound of a check, too.
+func TestSilentWorkIsBounded(t *testing.T) {
+	t.Parallel()
+	deep := func(begin, end string) string {
+		return `{"x":` + strings.Repeat(begin, 60) + `1` + strings.Repeat(end, 60) + `}`
+	}
+	long := `{"x":"` + strings.Repeat("y", 100_000) + `"}`
+	wide := strings.Repeat(`{"pattern":"^(?:[x-z]{0,500}){2}$"},`, 5)
+	for what, one := range map[string]struct{ schema, args string }{
+		"two ways to a member, behind a not": {`{"properties":{"x":{"not":{"$ref":"#/$defs/S"}}},"$defs":{"S":{"type":"object","properties":{"a":{"$ref":"#/$defs/S"}},"patternProperties":{"a":{"$ref":"#/$defs/S"}}}}}`, deep(`{"a":`, `}`)},
+		"two ways to an item, behind an if":  {`{"properties":{"x":{"if":{"$ref":"#/$defs/S"},"then":false}},"$defs":{"S":{"type":"array","items":{"$ref":"#/$defs/S"},"contains":{"$ref":"#/$defs/S"}}}}`, deep(`[`, `]`)},
+		"constants, behind a not":            {`{"properties":{"x":{"items":{"not":{"enum":[` + strings.Repeat(`2.5,`, 20_000) + `3.5]}}}}}`, `{"x":[` + strings.Repeat("1,", 20_000) + `1]}`},
+		"large patterns":                     {`{"properties":{"x":{"allOf":[` + wide + `{}]}}}`, long},
+	} {
+		v := compile(t, one.schema)
+		if err := v.Validate(json.RawMessage(one.args)); err == nil || !strings.Contains(err.Error(), "too complex") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// A schema costs what its size costs, whatever its author writes.
+func TestSchemasAreBounded(t *testing.T) { //nolint:paralleltest // it counts allocations
+	large := `{"pattern":"(?:` + strings.Repeat("xy", 1500) + `){1000}"},`
+	var v *tool.Validator
+	n := allocated(func() {
+		v = compile(t, `{"properties":{"x":{"allOf":[`+strings.Repeat(large, 20)+`{"pattern":"^x{1,1000}$"}]}}}`)
+		if err := v.Validate(json.RawMessage(`{"x":"y"}`)); err == nil || !strings.Contains(err.Error(), "{1,1000}") {
+			t.Errorf("a pattern of usual size is not asserted beside large ones: %v", err)
+		}
+	})
+	if w := v.Warnings(); n > 64<<20 || len(w) != 1 || !strings.Contains(w[0], "too large") || len(w[0]) > 300 {
+		t.Errorf("large patterns take %d MB, warnings: %.400q", n>>20, w)
+	}
+	if _, err := tool.Compile(json.RawMessage(alternatives(100_000, `{"a":1}`))); err == nil || !strings.Contains(err.Error(), "at most 10000 are possible") {
+		t.Errorf("100,000 alternatives: %v", err)
 	}
 }
 

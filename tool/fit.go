@@ -17,8 +17,6 @@ const (
 	// maxHeld is the longest text, in bytes, that is read as a value: more than a model writes in
 	// one answer.
 	maxHeld = 1 << 20
-	// perStep is how many bytes, members or names are looked at for the price of a visit.
-	perStep = 16
 )
 
 // Fit makes arguments that a model wrote fit the schema where their meaning is plain:
@@ -66,13 +64,8 @@ func (f *fitter) note(at, format string, args ...any) {
 	}
 }
 
-// spend counts work that the library does not see: one visit, and n values that it
-// looks at.
-func (f *fitter) spend(n int) {
-	if f.check.left -= 1 + n/perStep; f.check.left < 0 {
-		panic(budgetSpent{})
-	}
-}
+// spend counts work that the library does not do: one visit, and n values that are looked at.
+func (f *fitter) spend(n int) { f.check.spend(1 + n/perStep) }
 
 func accepts(s *jsonschema.Schema, v any) bool { return s.Validate(v) == nil }
 

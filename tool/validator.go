@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
-	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -22,10 +20,7 @@ const schemaURL = "mem:///schema.json"
 const (
 	baseWork    = 20_000 // visits of schema objects …
 	workPerByte = 4      // … and as many more per byte of the arguments
-	// textPerVisit is how many bytes of a text are looked at for the price of a visit: each is
-	// looked at 256 times at most.
-	textPerVisit = 64
-	idleChecks   = 4
+	idleChecks  = 4
 )
 
 // Validator checks arguments against one schema. It is immutable: any number of
@@ -37,27 +32,6 @@ type Validator struct {
 	checks   chan *check // idle ones
 	unknown  []string    // the declared top-level names, to suggest one
 	warnings []string
-}
-
-// check is the library's compiled schema with a budget of work, for one check at
-// a time. The library has neither limit nor context, but calls the extensions
-// of every schema object that it visits.
-type check struct {
-	schema *jsonschema.Schema
-	left   int
-}
-
-// budgetSpent is the value with which a check panics, through the library.
-type budgetSpent struct{}
-
-// Validate counts a visit. It is the library's interface of an extension. A
-// deep visit is dearer, as its error is, and exponential work is always deep. So
-// is that of a long text, which the library copies.
-func (c *check) Validate(visit *jsonschema.ValidatorContext, v any) {
-	text, _ := v.(string)
-	if c.left -= 1 + len(visit.ValueLocation())/4 + len(text)/textPerVisit; c.left < 0 {
-		panic(budgetSpent{})
-	}
 }
 
 // Compile makes a Validator of a JSON Schema: 2020-12 unless "$schema" says
@@ -85,7 +59,7 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 		}
 	}()
 	v = &Validator{doc: doc, checks: make(chan *check, idleChecks)}
-	first, warnings, err := newCheck(doc)
+	v.fast, v.warnings, err = compile(doc, nil)
 	if err != nil {
 		var remote *jsonschema.LoadURLError
 		if errors.As(err, &remote) {
@@ -93,9 +67,7 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 		}
 		return nil, refuse("the schema is unusable: %w", schemaProblem(err))
 	}
-	v.checks <- first
-	v.warnings = warnings
-	v.fast, v.readable = first.schema, readable{}
+	v.readable = readable{}
 	v.readable.add(v.fast)
 	v.unknown, _ = schemaProperties(schema)
 	return v, nil
@@ -103,40 +75,6 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 
 // Schema is the schema as the library compiled it. It must not be changed.
 func (v *Validator) Schema() *jsonschema.Schema { return v.fast }
-
-func newCheck(doc any) (*check, []string, error) {
-	one := &check{}
-	var warnings []string
-	c := jsonschema.NewCompiler()
-	c.AssertFormat()
-	registerFormats(c)
-	c.AssertContent()
-	c.UseLoader(jsonschema.SchemeURLLoader{}) // the library has the official meta-schemas, and nothing else is loaded
-	c.UseRegexpEngine(func(pattern string) (jsonschema.Regexp, error) {
-		re, err := regexp.Compile(pattern)
-		if err != nil {
-			warning := fmt.Sprintf("pattern %q is not checked before a call: %v", pattern, err)
-			if !slices.Contains(warnings, warning) { // the library asks more than once
-				warnings = append(warnings, warning)
-			}
-			return anyText(pattern), nil
-		}
-		return re, nil
-	})
-	c.RegisterVocabulary(&jsonschema.Vocabulary{
-		URL: "mem:///budget",
-		Compile: func(*jsonschema.CompilerContext, map[string]any) (jsonschema.SchemaExt, error) {
-			return one, nil
-		},
-	})
-	c.AssertVocabs()
-	if err := c.AddResource(schemaURL, doc); err != nil {
-		return nil, nil, err
-	}
-	var err error
-	one.schema, err = c.Compile(schemaURL)
-	return one, warnings, err
-}
 
 // Warnings are the parts of the schema that are not asserted, as texts for people.
 func (v *Validator) Warnings() []string { return v.warnings }
@@ -205,18 +143,20 @@ func (v *Validator) CheckResult(result json.RawMessage) (wrong *Mismatch, err er
 }
 
 // errBudget is the end of a check that takes too long.
-var errBudget = errors.New("too complex to check: the schema's alternatives overlap and are nested in themselves")
+var errBudget = errors.New("too complex to check: too large for the schema, or the alternatives of this overlap and are nested in themselves")
 
-// ask has the library check a well-formed value, and calls mismatch with its error.
+// ask has the library check a well-formed value, and calls mismatch with its error. A value that
+// fits costs no memory for errors of its alternatives.
 func (v *Validator) ask(data json.RawMessage, mismatch func(*jsonschema.ValidationError, any) error) error {
 	return v.checked(data, func(one *check, value any) error {
-		err := one.schema.Validate(value)
-		if err == nil {
+		most := min(one.left, maxWorded)
+		if one.unfit.Validate(value) != nil {
 			return nil
 		}
+		one.left = most
 		var failed *jsonschema.ValidationError
-		if !errors.As(err, &failed) {
-			return broken(err)
+		if err := one.schema.Validate(value); !errors.As(err, &failed) {
+			return broken(fmt.Errorf("two checks of one value differ: %w", err))
 		}
 		return mismatch(failed, value)
 	})
@@ -233,11 +173,11 @@ func (v *Validator) checked(args json.RawMessage, run func(*check, any) error) (
 	select {
 	case one = <-v.checks:
 	default: // all are at work
-		if one, _, err = newCheck(v.doc); err != nil {
+		if one, err = newCheck(v.doc); err != nil {
 			return broken(err)
 		}
 	}
-	one.left = baseWork + workPerByte*len(args)
+	one.left, one.unit = baseWork+workPerByte*len(args), 1+depthOf(value)/levelsPerUnit
 	defer func() {
 		switch r := recover(); r {
 		case nil:
@@ -259,13 +199,6 @@ func broken(err error) error {
 	return toolmesh.Errorf(toolmesh.CodeInternal, "checking the arguments failed: %w", err).
 		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 }
-
-// anyText replaces a pattern that Go's engine cannot express. Each is a value of its own: the library
-// has the patterns of names as keys.
-type anyText string
-
-func (a anyText) String() string        { return string(a) }
-func (anyText) MatchString(string) bool { return true }
 
 // schemaProblem shortens the library's report on a schema to its first cause.
 func schemaProblem(err error) error {

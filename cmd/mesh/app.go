@@ -50,7 +50,7 @@ var byteOrderMark = []byte("\ufeff")
 func execute(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := &app{env: env, in: stdin, frames: stdout, term: terminalOf(env, stdin, stdout, stderr)}
 	// Names, descriptions and errors are text from others.
-	a.out, a.err = &output{to: process.Visible(stdout)}, process.Visible(stderr, sequences...)
+	a.out, a.err = &output{to: process.Visible(stdout)}, process.Visible(stderr)
 	a.setError = settings.Load(env, &a.set)
 	root := a.root()
 	root.SetArgs(args)

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
 	"github.com/toolmesh/toolmesh/internal/connect"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -53,14 +54,13 @@ func (t terminal) adorn(code, text string) string {
 	if !t.err || t.plain {
 		return text
 	}
-	return "\x1b[" + code + "m" + text + "\x1b[0m"
+	return escape + "[" + code + "m" + text + escape + "[0m"
 }
 
-// wipe empties the terminal's current line.
-const wipe = "\r\x1b[K"
-
-// sequences are the only control sequences that this program writes to a terminal.
-var sequences = []string{"\x1b[1m", "\x1b[2m", "\x1b[0m", wipe}
+var (
+	escape = process.Own("\x1b")
+	wipe   = process.Own("\r") + escape + "[K" // empties the terminal's current line
+)
 
 // output is stdout. It remembers a failed write for the exit status: a lost result is no success. A
 // reader that closes its end is no failure.

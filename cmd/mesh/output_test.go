@@ -45,7 +45,7 @@ func TestTextOfToolsSteersNoTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	const hostile = "nice\x1b[2J\x1b]0;owned\a\u009b31m\u202ecod\rover"
+	const hostile = "nice\x1b[2J\x1b]0;owned\a\u009b31m\u202ecod\rover\r\x1b[K\x1b[1mforged"
 	h := testmesh.Host(t, nc, &host.Options{Index: "hostile", Version: hostile, Labels: map[string]string{"of": hostile}})
 	for name, say := range map[string]func(context.Context, struct{}) (string, error){
 		"say":  func(context.Context, struct{}) (string, error) { return hostile, nil },

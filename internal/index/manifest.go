@@ -255,8 +255,25 @@ const example = "[index] with tools = [\"module.function\"]"
 // maxVariables bounds the variables of an index: each tool is asked for its own among them.
 const maxVariables = 1000
 
+// maxKinds bounds the kinds of workers of an index: one of each kind is ready on every node.
+const maxKinds = 64
+
+// kind are the declarations that tools in one worker share.
+type kind struct {
+	toolmesh.Isolation
+	tool.Sandbox
+	tool.Limits
+}
+
 // finish adds the parts that conventions share: dependencies and Python version.
 func (m *Manifest) finish(fsys fs.FS) error {
+	kinds := map[kind]bool{}
+	for _, t := range m.tools {
+		kinds[kind{t.Isolation, t.Sandbox, t.Limits}] = true
+	}
+	if len(kinds) > maxKinds {
+		return failed(reasonManifest, "%s declares %d different combinations of isolation, sandbox and limits; at most %d are possible, as each has workers of its own", m.Convention, len(kinds), maxKinds)
+	}
 	if len(m.Env) > maxVariables {
 		return failed(reasonManifest, "%s declares %d variables; at most %d are possible", m.Convention, len(m.Env), maxVariables)
 	}

@@ -301,7 +301,20 @@ func (r *reader) index(m *Manifest, s *section) {
 	r.defaults.Concurrency = m.Concurrency
 	r.env(s, m)
 	r.declared(s, &r.defaults)
+	r.shared(m, s)
 	s.close()
+}
+
+// maxShared bounds the bytes that the declarations for all tools take in the descriptions of the tools.
+const maxShared = 16 << 20
+
+// shared refuses declarations for all tools that are long, as each tool has them.
+func (r *reader) shared(m *Manifest, s *section) {
+	for key, value := range map[string]any{"metadata": r.defaults.metadata, "resource_key": r.defaults.ResourceKey.Parts} {
+		if data, _ := json.Marshal(value); len(data)*len(m.Tools) > maxShared { // without JSON it is a problem already
+			r.problem(s.key(key), "takes %d bytes in each of %d tools; all may take %d MB: write it for the tools that need it", len(data), len(m.Tools), maxShared>>20)
+		}
+	}
 }
 
 // listTools declares the functions that an index's table lists, and returns their names.

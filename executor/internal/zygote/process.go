@@ -55,13 +55,14 @@ type Process struct {
 
 	mu       sync.Mutex
 	pending  []byte // not yet written to the full pipe
+	writing  int    // bytes of which the flusher has not written all
 	flushing bool
 	closed   bool
 	wg       sync.WaitGroup // the flusher
 }
 
 // newProcess makes the channels of a process before its start; theirs are its ends, in the
-// order of the protocol.
+// order of the protocol. After an error all are closed.
 func newProcess(id uint64) (p *Process, theirs []*os.File, err error) {
 	p = &Process{id: id, done: make(chan struct{})}
 	defer func() {
@@ -72,10 +73,10 @@ func newProcess(id uint64) (p *Process, theirs []*os.File, err error) {
 	}()
 	theirs, err = sandbox.NewPipes([]sandbox.Channel{{Ours: &p.in, Write: true}, {Ours: &p.out}, {Ours: &p.stdout}, {Ours: &p.stderr}}...)
 	if err != nil {
-		return nil, theirs, err
+		return p, theirs, err
 	}
 	if p.page, err = sandbox.NewPage(); err != nil {
-		return nil, theirs, err
+		return p, theirs, err
 	}
 	p.raw, _ = p.in.SyscallConn() // of an open file
 	p.reader = newEager(p.out)
@@ -117,8 +118,12 @@ func (p *Process) Share() (int64, bool)                 { return sandbox.ShareOf
 func (p *Process) Group() *cgroup.Group                 { return p.group }
 func (p *Process) TempFiles(limit int64) int64          { return sandbox.FilesOf(p.temp.path, p.Pid(), limit) }
 
+// maxUnread is how many bytes wait for a process that does not read: the results of many calls that
+// its tool makes.
+var maxUnread = 256 << 20
+
 // Write sends data. It never blocks: a goroutine writes the part for which the pipe has no
-// room.
+// room. A process that leaves more than maxUnread bytes of that unread is killed.
 func (p *Process) Write(data []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,7 +131,10 @@ func (p *Process) Write(data []byte) {
 		return // the worker has ended, and its calls end with it
 	}
 	if p.flushing {
-		p.pending = append(p.pending, data...)
+		if p.pending = append(p.pending, data...); len(p.pending)+p.writing > maxUnread {
+			p.pending = nil
+			p.Kill()
+		}
 		return
 	}
 	var n int
@@ -146,7 +154,7 @@ func (p *Process) flush() {
 	for {
 		p.mu.Lock()
 		data := p.pending
-		p.pending = nil
+		p.pending, p.writing = nil, len(data)
 		if len(data) == 0 {
 			p.flushing = false
 			p.mu.Unlock()

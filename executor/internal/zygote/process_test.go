@@ -6,8 +6,12 @@ import (
 	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"sync"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 )
@@ -45,6 +49,60 @@ func TestWriteNeverBlocks(t *testing.T) {
 	p.exited(sandbox.Exit{})
 	p.Close()
 	p.Write([]byte("after the end")) // which is not read
+}
+
+// A process that reads nothing gets no more memory than results of many calls take.
+func TestProcessThatDoesNotReadIsKilled(t *testing.T) {
+	defer func(before int) { maxUnread = before }(maxUnread)
+	maxUnread = 8 << 20
+	sleeper := exec.Command("sleep", "600")
+	if err := sleeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.PidfdOpen(sleeper.Process.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, theirs := channels(t)
+	defer sandbox.CloseAll(theirs)
+	p.handle = sandbox.NewHandle(fd, sleeper.Process.Pid)
+	piece := make([]byte, maxUnread/8)
+	for range 10 {
+		p.Write(piece)
+	}
+	_ = sleeper.Wait() // for ever, if it is not killed
+	if status, _ := sleeper.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
+		t.Errorf("it ended by %v", sleeper.ProcessState)
+	}
+	p.exited(sandbox.Exit{Lost: true})
+	p.Close()
+}
+
+// Where the agent has no descriptors left, no worker is started, and the agent goes on.
+func TestNoDescriptorsAreLeft(t *testing.T) {
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lowest := uint64(null.Fd())
+	_ = null.Close()
+	for left := range 9 { // of the pipes and the page
+		limited := unix.Rlimit{Cur: lowest + uint64(left), Max: before.Max}
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limited); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err := newProcess(7)
+		if restored := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); restored != nil {
+			t.Fatal(restored)
+		}
+		if !errors.Is(err, syscall.EMFILE) {
+			t.Errorf("with %d descriptors: %v", left, err)
+		}
+	}
 }
 
 // Unwritten data is dropped when the process is closed.

@@ -1,6 +1,7 @@
 package zygote
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -65,10 +66,31 @@ type forkRequest struct {
 
 // description is a zygote's answer to setup. The index in Tools is a tool's slot.
 type description struct {
-	Tools       []Tool        `json:"tools"`
-	Unavailable []Unavailable `json:"unavailable"`
-	Python      string        `json:"python"`
-	ForkUnsafe  string        `json:"fork_unsafe"`
+	Tools       listed[Tool]        `json:"tools"`
+	Unavailable listed[Unavailable] `json:"unavailable"`
+	Python      string              `json:"python"`
+	ForkUnsafe  string              `json:"fork_unsafe"`
+}
+
+// listed is a list that code of the index may have written: three bytes of JSON are a [Tool] of 160.
+type listed[T any] []T
+
+// maxListed is how many tools can have a slot.
+const maxListed = 1 << 16
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (l *listed[T]) UnmarshalJSON(data []byte) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	*l = nil
+	_, err := d.Token()
+	for err == nil && d.More() {
+		var one T
+		if err = d.Decode(&one); len(*l) == maxListed {
+			return fmt.Errorf("it lists more than %d tools", maxListed)
+		}
+		*l = append(*l, one)
+	}
+	return err
 }
 
 // importFailure is returned by startZygote when a module hangs, ends the process or breaks the
