@@ -302,7 +302,7 @@ func TestProblems(t *testing.T) {
 		"an empty key":              {"POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, headers{"Idempotency-Key": ""}, 400, "invalid_request", "Idempotency-Key"},
 		"a query that is none":      {"GET", "/v1/tools?limit=%zz", "", nil, 400, "invalid_request", "the query"},
 		"a word twice":              {"GET", "/v1/tools?limit=1&limit=2", "", nil, 400, "invalid_request", "limit is given 2 times"},
-		"an unknown word":           {"GET", "/v1/tools?idnex=lab", "", nil, 400, "invalid_request", `cannot have "idnex"`},
+		"an unknown word":           {"GET", "/v1/tools?idnex=lab", "", nil, 400, "invalid_request", `cannot have \"idnex\"`},
 		"a word of a call":          {"POST", "/v1/tools/lab.add?timeout=1s", `{}`, nil, 400, "invalid_request", `it may have no words`},
 		"a number for a name":       {"POST", "/v1/calls:batch", `{"calls":[{"tool":5}]}`, nil, 400, "invalid_request", `calls.tool of the request's body is JSON of type number: the body has the form`},
 		"a list for a body":         {"POST", "/v1/calls:batch", `[]`, nil, 400, "invalid_request", `all of the request's body is JSON of type array: the body has the form`},

@@ -31,7 +31,7 @@ from nats.aio.subscription import Subscription
 
 from .._core import errors
 from . import finding, names, payloads, routes
-from .answers import NoResponders, outdated, refused, timed_out, told, unreachable, unserved
+from .answers import NoResponders, outdated, refused, result, timed_out, told, unreachable, unserved
 from .broker import Broker, taking
 from .call import AGAIN, SILENCE, Call, Node, Pending, Ref
 from .clock import Clock
