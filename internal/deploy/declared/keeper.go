@@ -40,9 +40,6 @@ const (
 	storeWait = 2 * time.Second
 )
 
-// errLate ends a term whose last renewal was written too late.
-var errLate = errors.New("the file took longer to read than the lease lasts")
-
 // Keeper keeps the indexes of a mesh as a file lists them, while it has the lease to do
 // so. Start it and Stop it, once each.
 type Keeper struct {
@@ -172,7 +169,7 @@ func (k *Keeper) lead(t *term, revision uint64, began time.Time) {
 	end()
 	t.wg.Wait() // nothing is asked for once another one leads
 	if k.base.Err() == nil {
-		k.log.Warn("the lease for the indexes is lost: another process may have it", slog.String("error", cmp.Or(err, errLate).Error()))
+		k.log.Warn("the lease for the indexes is lost: another process may have it", slog.String("error", cmp.Or(err, errors.New("the file took longer to read than the lease lasts")).Error()))
 		return
 	}
 	leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait)
