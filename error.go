@@ -27,7 +27,7 @@ const (
 	CodeToolNotFound Code = "tool_not_found"
 	// CodeSessionNotFound: the session does not exist and the policy is strict, or it has ended.
 	CodeSessionNotFound Code = "session_not_found"
-	// CodeNotFound: the call, task or file that the request names does not exist, or no longer.
+	// CodeNotFound: the call, task, file, node or index that the request names does not exist, or no longer.
 	CodeNotFound Code = "not_found"
 	// CodeStreamExpired: the chunks asked for are no longer kept; details.first_seq is the oldest that is.
 	CodeStreamExpired Code = "stream_expired"

@@ -43,7 +43,7 @@ func (a *Agent) subscribeAdmin() error {
 // admin hands one request to a goroutine of its own.
 func (a *Agent) admin(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
-	if !a.member.Bus.MayAnswer(m, "", false) {
+	if !a.member.Bus.MayAnswer(m, "") {
 		return
 	}
 	r := &adminReply{a: a, to: m.Reply}

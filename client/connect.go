@@ -6,6 +6,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/connect"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // Connect makes a client with a connection of its own, which [Client.Close] closes. url
@@ -39,4 +40,15 @@ func Connect(ctx context.Context, url string, opts *Options) (*Client, error) {
 	}
 	c.ownConn = true
 	return c, nil
+}
+
+// Call is [Client.Call] on a connection of its own, found as by [Connect], for a program that makes
+// one call.
+func Call(ctx context.Context, url string, opts *Options, id subjects.ToolID, args any, more ...CallOption) (*Result, error) {
+	c, err := Connect(ctx, url, opts)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	return c.Call(ctx, id, args, more...)
 }

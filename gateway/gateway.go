@@ -152,17 +152,17 @@ func (g *Gateway) routes() http.Handler {
 	mux.Handle("/healthz", methods{http.MethodGet: g.probe})
 	mux.Handle("/readyz", methods{http.MethodGet: g.probe})
 	for at, m := range map[string]methods{
-		"/openapi.json":             {http.MethodGet: g.with((*request).openAPI)},
-		"/v1/tools":                 {http.MethodGet: g.with((*request).listTools)},
+		"/openapi.json":             {http.MethodGet: g.with((*request).openAPI, "tools")},
+		"/v1/tools":                 {http.MethodGet: g.with((*request).listTools, "q", "index", "limit", "cursor", "format", "full")},
 		"/v1/tools/{id}":            {http.MethodGet: g.with((*request).showTool), http.MethodPost: g.with((*request).callTool)},
 		"/v1/calls/{rpc_id}":        {http.MethodGet: g.with((*request).showCall), http.MethodDelete: g.with((*request).cancelCall)},
-		"/v1/calls/{rpc_id}/stream": {http.MethodGet: g.with((*request).followStream), http.MethodHead: nil},
+		"/v1/calls/{rpc_id}/stream": {http.MethodGet: g.with((*request).followStream, "from"), http.MethodHead: nil},
 		"/v1/calls:batch":           {http.MethodPost: g.with((*request).batch)},
 		"/v1/tool-calls":            {http.MethodPost: g.with((*request).toolCalls)},
-		"/v1/files/{ref}":           {http.MethodGet: g.with((*request).sendFile), http.MethodHead: nil},
-		"/v1/search":                {http.MethodGet: g.with((*request).search)},
+		"/v1/files/{ref}":           {http.MethodGet: g.with((*request).sendFile, "digest", "name", "type"), http.MethodHead: nil},
+		"/v1/search":                {http.MethodGet: g.with((*request).search, "q", "limit")},
 		"/v1/events":                {http.MethodGet: g.with((*request).events), http.MethodHead: nil},
-		"/v1/tasks":                 {http.MethodGet: g.with((*request).listTasks)},
+		"/v1/tasks":                 {http.MethodGet: g.with((*request).listTasks, "state")},
 		"/v1/tasks/{id}":            {http.MethodGet: g.with(ofTask((*client.Task).Show)), http.MethodDelete: g.with(ofTask((*client.Task).Cancel))},
 		"/v1/sessions":              {http.MethodGet: g.with(listOf("sessions", sessionsOf, nil))},
 		"/v1/nodes":                 {http.MethodGet: g.with(listOf("nodes", nodesOf, nil))},
@@ -170,7 +170,7 @@ func (g *Gateway) routes() http.Handler {
 	} {
 		mux.Handle(at, g.guard(m))
 	}
-	mcp := g.with((*request).mcp)
+	mcp := g.with((*request).mcp, "tools", "read_only", "prefix", "search")
 	for _, at := range []string{"/mcp", "/mcp/{session}"} {
 		mux.Handle(at, g.guard(methods{http.MethodGet: mcp, http.MethodPost: mcp, http.MethodDelete: mcp}))
 	}

@@ -302,6 +302,8 @@ func TestProblems(t *testing.T) {
 		"an empty key":              {"POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, headers{"Idempotency-Key": ""}, 400, "invalid_request", "Idempotency-Key"},
 		"a query that is none":      {"GET", "/v1/tools?limit=%zz", "", nil, 400, "invalid_request", "the query"},
 		"a word twice":              {"GET", "/v1/tools?limit=1&limit=2", "", nil, 400, "invalid_request", "limit is given 2 times"},
+		"an unknown word":           {"GET", "/v1/tools?idnex=lab", "", nil, 400, "invalid_request", `cannot have \"idnex\"`},
+		"a word of a call":          {"POST", "/v1/tools/lab.add?timeout=1s", `{}`, nil, 400, "invalid_request", `it may have no words`},
 		"a number for a name":       {"POST", "/v1/calls:batch", `{"calls":[{"tool":5}]}`, nil, 400, "invalid_request", `calls.tool of the request's body is JSON of type number: the body has the form`},
 		"a list for a body":         {"POST", "/v1/calls:batch", `[]`, nil, 400, "invalid_request", `all of the request's body is JSON of type array: the body has the form`},
 		"a text for a list":         {"POST", "/v1/calls:batch", `{"calls":"a"}`, nil, 400, "invalid_request", `calls of the request's body is JSON of type string: the body has the form`},
@@ -416,6 +418,26 @@ func TestListOfTools(t *testing.T) {
 	} {
 		if a := r.do(t, "GET", path, "", nil); a.status != 200 || !strings.Contains(a.body, want) {
 			t.Errorf("%s: %d %s", path, a.status, a.body)
+		}
+	}
+
+	// Lists with schemas wait for room; others need none.
+	free := r.g.HoldDocuments()
+	full := make(chan answer, 1)
+	go func() { full <- r.do(t, "GET", "/v1/tools?full=1", "", nil) }()
+	for range 10 {
+		if a := r.do(t, "GET", "/v1/tools", "", nil); a.status != 200 {
+			t.Errorf("a list without schemas: %d %s", a.status, a.body)
+		}
+	}
+	select {
+	case a := <-full:
+		t.Errorf("a list with schemas needs no room: %d %.200s", a.status, a.body)
+		free()
+	default:
+		free()
+		if a := <-full; a.status != 200 {
+			t.Errorf("a list with schemas: %d %s", a.status, a.body)
 		}
 	}
 }

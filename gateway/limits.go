@@ -49,8 +49,8 @@ func newRooms(o *Options, ofAll bool) (made rooms) {
 		streamsOpen: {int64(o.MaxStreams), math.MaxInt64, "streams"},
 		eventsOpen:  {16, math.MaxInt64, "streams of events"}, // each stream reads the tools and the nodes by itself
 		uploads:     {4, 16, "requests with files"},
-		downloads:   {16, 32, "downloads"},       // each holds some megabytes while its reader is slow
-		documents:   {2, 2, "OpenAPI documents"}, // each asks for every tool
+		downloads:   {16, 32, "downloads"},                              // each holds some megabytes while its reader is slow
+		documents:   {2, 4, "OpenAPI documents and lists with schemas"}, // each holds the descriptions of up to all tools
 		// The largest body is in memory that often. Answers that wait for their readers have the same room again.
 		bodyBytes:     {8 * o.MaxBody, 32 * o.MaxBody, "bytes of bodies"},
 		answerBytes:   {8 * o.MaxBody, 32 * o.MaxBody, "bytes of large results"},

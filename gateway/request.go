@@ -8,6 +8,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,9 +43,15 @@ func (q *request) explain(err error) error {
 // handler returns the answer to a request, nil if it has written one. An error is answered as a problem.
 type handler func(*request) (any, error)
 
-// with runs a handler with the client of the request's token.
-func (g *Gateway) with(handle handler) http.HandlerFunc {
+// with runs a handler with the client of the request's token. The request's query may have these words.
+func (g *Gateway) with(handle handler, words ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		for name := range r.URL.Query() {
+			if !slices.Contains(words, name) {
+				fail(w, refused(toolmesh.CodeInvalidRequest, "the query cannot have %q here: it may have %s", name, cmp.Or(strings.Join(words, ", "), "no words")), "")
+				return
+			}
+		}
 		if r.ContentLength != 0 {
 			within(w, bodyTime)
 		}

@@ -42,13 +42,20 @@ func (q *request) listTools() (any, error) {
 		}
 	}
 	page, next, err := q.page(query, limit, format != "")
-	full := query.Get("full") == "1"
-	var about []json.RawMessage
-	if err == nil && (full || format != "" || q.l.key.ReadOnly) {
-		page, about, err = q.about(page)
-	}
 	if err != nil {
 		return nil, err
+	}
+	full := query.Get("full") == "1"
+	var about []json.RawMessage
+	if full || format != "" || q.l.key.ReadOnly {
+		release, err := q.l.wait(q.ctx, documents, 1)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		if page, about, err = q.about(page); err != nil {
+			return nil, err
+		}
 	}
 	if format != "" {
 		for i := range about {

@@ -12,7 +12,7 @@ import (
 // control serves a message on a ctl subject, which names a call. It ignores messages for routers.
 func (in *intake) control(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
-	if m.Reply != "" && !in.bus.MayAnswer(m, s.Session, in.opts.SessionCredentials) {
+	if m.Reply != "" && !in.bus.MayAnswer(m, s.Session) {
 		in.counts.refusedReplies.Add(1)
 		return
 	}

@@ -145,7 +145,7 @@ func NewOn(conn registry.Conn, opts *Options) (*Host, error) {
 	}
 	k.sessions = sessions.New(known)
 	k.payloads = payloads.NewServer(payloads.ServerOptions{
-		Node: o.Node, Bus: store.Of(b), Base: k.base, Max: o.PayloadMax, SessionCredentials: o.SessionCredentials,
+		Node: o.Node, Bus: store.Of(b), Base: k.base, Max: o.PayloadMax,
 		Go: k.background.Go, Admit: func(session subjects.SessionID) error { _, err := k.sessions.Settled(session); return err }, Account: k.sessions.Account, Log: k.log,
 	})
 	k.replies = reply.New(reply.Options{

@@ -136,7 +136,7 @@ type fenceKey struct{}
 // laneAsked serves a message on the node's subject of lanes.
 func (h *Host) laneAsked(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
-	if err != nil || m.Reply != "" && !h.bus.MayAnswer(m, s.Session, false) {
+	if err != nil || m.Reply != "" && !h.bus.MayAnswer(m, s.Session) {
 		h.counts.refusedReplies.Add(1)
 		return
 	}

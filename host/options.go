@@ -99,9 +99,6 @@ type Options struct {
 	// Sessions decides which sessions exist. By default all do, except those that the host's own
 	// view has seen end.
 	Sessions SessionPolicy
-	// SessionCredentials says that callers hold credentials of their session, so
-	// that replies to "_INBOX." are refused. Defaults to false.
-	SessionCredentials bool
 	// Service is the name in NATS's service discovery. Defaults to Index, else
 	// "mesh-host"; "-" lists no service.
 	Service string

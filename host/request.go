@@ -28,7 +28,7 @@ import (
 func (in *intake) receive(m *nats.Msg) {
 	arrived := time.Now()
 	s, err := subjects.Parse(m.Subject)
-	if !in.bus.MayAnswer(m, s.Session, in.opts.SessionCredentials) {
+	if !in.bus.MayAnswer(m, s.Session) {
 		in.counts.refusedReplies.Add(1)
 		return
 	}

@@ -51,7 +51,7 @@ func newStreams(k *core) *streams {
 // replay answers a request for stored chunks, outside of the callback. Sessions alternate.
 func (st *streams) replay(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
-	if !st.bus.MayAnswer(m, s.Session, st.opts.SessionCredentials) {
+	if !st.bus.MayAnswer(m, s.Session) {
 		st.counts.refusedReplies.Add(1)
 		return
 	}

@@ -265,7 +265,7 @@ func (r *Responder) receive(m *nats.Msg) {
 	if err != nil {
 		s = subjects.Subject{}
 	}
-	if !r.bus.MayAnswer(m, s.Session, false) {
+	if !r.bus.MayAnswer(m, s.Session) {
 		return
 	}
 	var q Request

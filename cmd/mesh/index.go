@@ -54,5 +54,5 @@ func (a *app) indexes() noun[inventory.Index] {
 }
 
 func noIndex(name string, known []string) error {
-	return refused(toolmesh.OriginMesh, toolmesh.CodeToolNotFound, "there is no index %q%s", name, didYouMean(name, known))
+	return refused(toolmesh.OriginMesh, toolmesh.CodeNotFound, "there is no index %q%s", name, didYouMean(name, known))
 }

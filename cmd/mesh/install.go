@@ -437,7 +437,7 @@ func (a *app) uninstallCommand() *cobra.Command {
 					body["session"] = subjects.SessionID(a.set.Session.Session)
 				}
 				line, err := last(deploy.Ask(ctx, l.bus, "", "uninstall", body, nil), nil)
-				if e := toolmesh.AsError(err); e != nil && e.Details["reason"] == "unknown" {
+				if toolmesh.CodeOf(err) == toolmesh.CodeNotFound {
 					line, err = a.endInstall(ctx, l, body, err)
 				}
 				if err != nil {

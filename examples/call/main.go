@@ -11,11 +11,8 @@ import (
 )
 
 func main() {
-	mesh, err := client.Connect(context.Background(), "", &client.Options{Env: os.Environ()})
-	if err != nil {
-		log.Fatal(err)
-	}
-	res, err := mesh.Call(context.Background(), "weather.forecast.today", map[string]any{"city": "Oslo"})
+	res, err := client.Call(context.Background(), "", &client.Options{Env: os.Environ()},
+		"weather.forecast.today", map[string]any{"city": "Oslo"})
 	if err != nil {
 		log.Fatal(err)
 	}

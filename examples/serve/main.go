@@ -11,18 +11,15 @@ import (
 )
 
 type order struct {
-	ID     string `json:"id"`
-	Amount int    `json:"amount"`
+	ID string `json:"id"`
 }
 
 func refund(_ context.Context, o order) (string, error) { return "refunded order " + o.ID, nil }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	err := host.Serve(ctx, "", &host.Options{Index: "billing", Env: os.Environ()},
-		host.Named("refund", host.Func(refund), host.Description("Refund an order.")))
-	if err != nil {
+	ctx, _ := signal.NotifyContext(context.Background(), os.Interrupt) // until the process ends
+	if err := host.Serve(ctx, "", &host.Options{Index: "billing", Env: os.Environ()},
+		host.Named("refund", host.Func(refund), host.Description("Refund an order."))); err != nil {
 		log.Fatal(err)
 	}
 }

@@ -44,8 +44,6 @@ type Options struct {
 	Config string
 	// Logger takes the server's log; nil discards it.
 	Logger *slog.Logger
-	// Debug also logs the server's messages of debug level. Defaults to false.
-	Debug bool
 }
 
 // Broker is one running nats-server. Its methods may be called concurrently.
@@ -71,7 +69,7 @@ func Start(ctx context.Context, o Options) (*Broker, error) {
 		return nil, fmt.Errorf("configure the broker: %w", err)
 	}
 	log := &serverLog{log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler))}
-	srv.SetLoggerV2(log, o.Debug, false, false)
+	srv.SetLoggerV2(log, false, false, false)
 
 	b := &Broker{srv: srv}
 	// Start returns once the listeners are open or have failed; a fatal error arrives as a log

@@ -36,10 +36,10 @@ func ReadRequest(m *nats.Msg, into any) error {
 	return nil
 }
 
-// MayAnswer is [subjects.ReplyAllowed] for a request of a session. Where it is
-// false the request is refused without an answer, and the log says so.
-func (b *Bus) MayAnswer(m *nats.Msg, session subjects.SessionID, sessionCredentials bool) bool {
-	if subjects.ReplyAllowed(m.Reply, session, sessionCredentials) {
+// MayAnswer is [subjects.ReplyAllowed] for a request of a session, whose caller may have the default
+// inbox. Where it is false the request is refused without an answer, and the log says so.
+func (b *Bus) MayAnswer(m *nats.Msg, session subjects.SessionID) bool {
+	if subjects.ReplyAllowed(m.Reply, session, false) {
 		return true
 	}
 	b.refusals.Do(func() {

@@ -97,7 +97,7 @@ func (b *Bus) StartService(c ServiceConfig) (*Service, error) {
 }
 
 func (s *Service) answer(m *nats.Msg, content func() any) {
-	if !s.bus.MayAnswer(m, "", false) {
+	if !s.bus.MayAnswer(m, "") {
 		return
 	}
 	body, err := json.Marshal(content())

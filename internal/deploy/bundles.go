@@ -61,18 +61,18 @@ func (m *Manager) collect() (next time.Duration) {
 	m.mu.Unlock()
 	waiting, err := m.dropUnnamed(ctx, released)
 	if err == nil {
-		err = m.bus.ClearBundles(ctx, m.opts.BundleAge)
+		err = m.bus.ClearBundles(ctx, m.bundleAge)
 	}
 	if err != nil && m.base.Err() == nil {
 		m.log.Warn("bundles not cleaned up, it is tried again later", slog.String("error", err.Error()))
 	}
 	if len(waiting) == 0 {
-		return m.opts.BundleAge/2 + rand.N(m.opts.BundleAge)
+		return m.bundleAge/2 + rand.N(m.bundleAge)
 	}
 	m.mu.Lock()
 	maps.Copy(m.released, waiting)
 	m.mu.Unlock()
-	return min(bundleSettle, m.opts.BundleAge)
+	return min(bundleSettle, m.bundleAge)
 }
 
 // dropUnnamed deletes the bundles that no record names. It returns the released ones that are
@@ -92,7 +92,7 @@ func (m *Manager) dropUnnamed(ctx context.Context, released map[string]bool) (wa
 		if named[b.Name] {
 			continue
 		}
-		age := m.opts.BundleAge
+		age := m.bundleAge
 		if released[b.Name] {
 			age = min(bundleSettle, age)
 		}

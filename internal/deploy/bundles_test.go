@@ -17,7 +17,7 @@ import (
 )
 
 // soon removes unused bundles after 50 ms.
-var soon = deploy.Options{BundleAge: 50 * time.Millisecond}
+func soon(m *deploy.Manager) { m.SetBundleAge(50 * time.Millisecond) }
 
 // bundles lists the bundles in the mesh.
 func (n *node) bundles(t *testing.T) []string {
@@ -84,7 +84,7 @@ func TestUnusedBundleIsRemoved(t *testing.T) {
 	if got, want := n.bundles(t), []string{needed, "left"}; !slices.Equal(got, want) {
 		t.Errorf("bundles %v, want %v: a new one may be about to be used", got, want)
 	}
-	startWith(t, s, "", soon)
+	startWith(t, s, "", deploy.Options{}, soon)
 	n.awaitBundles(t, needed)
 }
 
@@ -114,7 +114,7 @@ func TestTheBundleOfARecordThatComesBackIsThere(t *testing.T) {
 func TestARacingInstallKeepsItsBundle(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
-	nodes := []*node{startWith(t, s, "", soon), startWith(t, s, "", soon)}
+	nodes := []*node{startWith(t, s, "", deploy.Options{}, soon), startWith(t, s, "", deploy.Options{}, soon)}
 	url, _ := source(t, "idx")
 	rounds := 15
 	if testing.Short() {

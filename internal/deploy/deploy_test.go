@@ -156,16 +156,10 @@ func (i *instance) Close(context.Context) error {
 // start runs a manager in a new folder, or in dir, until the test ends.
 func start(t *testing.T, s *meshtest.Server, dir string) *node {
 	t.Helper()
-	return startWaiting(t, s, dir, 0)
+	return startWith(t, s, dir, deploy.Options{})
 }
 
-// startWaiting starts a manager with a BuildWait of its own; 0 is the default.
-func startWaiting(t *testing.T, s *meshtest.Server, dir string, wait time.Duration) *node {
-	t.Helper()
-	return startWith(t, s, dir, deploy.Options{BuildWait: wait})
-}
-
-func startWith(t *testing.T, s *meshtest.Server, dir string, opts deploy.Options) *node {
+func startWith(t *testing.T, s *meshtest.Server, dir string, opts deploy.Options, changes ...func(*deploy.Manager)) *node {
 	t.Helper()
 	var log *slog.Logger
 	if meshtest.ShowLogs() {
@@ -184,6 +178,9 @@ func startWith(t *testing.T, s *meshtest.Server, dir string, opts deploy.Options
 	n := &node{store: testmesh.Store(t, b), bus: b, dir: dir, workshop: w}
 	opts.Logger, opts.PrivateSources = log, true
 	n.Manager = deploy.New(b, view, n.store, w, w, dir, &opts)
+	for _, change := range changes {
+		change(n.Manager)
+	}
 	n.Start()
 	t.Cleanup(func() { n.stop(t) })
 	return n
@@ -365,7 +362,7 @@ func TestASlowBuildHoldsNothingElseUp(t *testing.T) {
 // a caller that waits for the node.
 func TestHangingBuildsBlockNoOtherInstall(t *testing.T) {
 	t.Parallel()
-	n := startWaiting(t, meshtest.Broker(t), "", 50*time.Millisecond)
+	n := startWith(t, meshtest.Broker(t), "", deploy.Options{}, func(m *deploy.Manager) { m.SetBuildWait(50 * time.Millisecond) })
 	fast, _ := source(t, "fast")
 	n.mustInstall(t, deploy.Request{Source: fast})
 	places := max(2, runtime.GOMAXPROCS(0))

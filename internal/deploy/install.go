@@ -558,7 +558,7 @@ func (m *Manager) takeBack(ctx context.Context, before, record registry.IndexRec
 const takeBackWithin = 5 * time.Second
 
 // Uninstall removes an index from the mesh. The other nodes follow; this one
-// has withdrawn it when Uninstall returns. An index that is not installed is install_failed; an
+// has withdrawn it when Uninstall returns. An index that is not installed is not_found; an
 // impossible or empty name is invalid_request.
 func (m *Manager) Uninstall(ctx context.Context, name subjects.IndexName, session subjects.SessionID) error {
 	if name == "" {
@@ -592,7 +592,8 @@ func (m *Manager) Uninstall(ctx context.Context, name subjects.IndexName, sessio
 		if near := tool.Nearest(string(name), known, 1); len(near) > 0 {
 			hint = "did you mean " + near[0] + "?"
 		}
-		return installFailed("unknown", "no index %q is installed%s; %s", name, owner, hint)
+		return toolmesh.Errorf(toolmesh.CodeNotFound, "no index %q is installed%s; %s", name, owner, hint).
+			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 	}
 	if err != nil {
 		return unreadable(err)

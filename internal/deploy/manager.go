@@ -35,18 +35,15 @@ const (
 	linger = 2 * time.Second
 	// leavesEvery is how often this node checks whether others serve an index that it leaves.
 	leavesEvery = time.Second
+	// buildWait is the time after which a build of an installed index gives up its place among
+	// the concurrent builds, and Ready waits for it no longer.
+	buildWait = 10 * time.Second
 )
 
 // Options adjusts a [Manager].
 type Options struct {
 	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
-	// BuildWait is the time after which a build of an installed index gives up its place among
-	// the concurrent builds, and Ready waits for it no longer. Defaults to 10 s.
-	BuildWait time.Duration
-	// BundleAge is the age from which a bundle that no index names counts as left over.
-	// Defaults to 15 min.
-	BundleAge time.Duration
 	// PrivateSources lets installs fetch from this machine and from private networks.
 	// Defaults to false, as the caller of an install may be elsewhere.
 	PrivateSources bool
@@ -180,6 +177,8 @@ type Manager struct {
 
 	builds chan struct{} // a slot for each build that may run at once
 
+	buildWait, bundleAge time.Duration // the constants, but in tests
+
 	mu       sync.Mutex
 	entries  map[key]*entry
 	inUse    map[string]int  // folders, by the instances that run in them
@@ -189,14 +188,14 @@ type Manager struct {
 // New makes a manager that keeps its files below dir. Start it.
 func New(b *bus.Bus, view *registry.View, records *registry.Store, builder Builder, server Server, dir string, opts *Options) *Manager {
 	o := *cmp.Or(opts, &Options{})
-	o.BuildWait, o.BundleAge, o.Logger = cmp.Or(o.BuildWait, 10*time.Second), cmp.Or(o.BundleAge, bundleAge), cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	if o.Labels == nil {
 		o.Labels = func() map[string]string { return nil }
 	}
 	m := &Manager{
 		bus: store.Of(b), view: view, store: records, builder: builder, server: server, dir: dir, opts: o,
 		log: o.Logger, kick: make(chan struct{}, 1), collecting: make(chan struct{}, 1),
-		builds:  make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
+		builds: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))), buildWait: buildWait, bundleAge: bundleAge,
 		entries: make(map[key]*entry), inUse: make(map[string]int), released: make(map[string]bool),
 	}
 	m.base, m.end = context.WithCancel(context.Background())
@@ -239,13 +238,13 @@ func (m *Manager) Stop(ctx context.Context) error {
 }
 
 // Ready waits until every installed index is served by this node, has failed here, or takes
-// longer than BuildWait.
+// longer than buildWait.
 func (m *Manager) Ready(ctx context.Context) error {
 	for {
 		waits := false
 		for k := range m.wanted() {
 			e := m.entry(k)
-			waits = waits || e.built.Load() == builtNot && !e.slow(m.opts.BuildWait)
+			waits = waits || e.built.Load() == builtNot && !e.slow(m.buildWait)
 		}
 		if !waits {
 			return nil
@@ -425,7 +424,7 @@ func (m *Manager) bring(ctx context.Context, e *entry, r registry.IndexRecord) {
 	}
 	e.began.Store(bus.Mono(time.Now()))
 	defer e.began.Store(0)
-	slow := time.AfterFunc(m.opts.BuildWait, leave)
+	slow := time.AfterFunc(m.buildWait, leave)
 	defer slow.Stop()
 	log := m.log.With(slog.String("index", string(r.Name)), slog.String("revision", r.Revision))
 	log.Info("building index")

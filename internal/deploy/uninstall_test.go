@@ -22,12 +22,12 @@ func TestUninstallOfAMissingIndex(t *testing.T) {
 		}
 	}
 	err := n.Uninstall(t.Context(), "idxs", "")
-	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, "idx") {
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeNotFound || !strings.Contains(e.Message, "idx") {
 		t.Errorf("uninstall: %v", err)
 	}
 	// Of a session: the mesh's own index of that name is no answer.
 	err = n.Uninstall(t.Context(), "idx", "bob")
-	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, `session "bob"`) || strings.Contains(e.Message, "did you mean") {
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeNotFound || !strings.Contains(e.Message, `session "bob"`) || strings.Contains(e.Message, "did you mean") {
 		t.Errorf("uninstall: %v", err)
 	}
 }

@@ -50,8 +50,6 @@ type ServerOptions struct {
 	Base context.Context // ends with the node
 	// Max is the largest value that is taken, in bytes.
 	Max int64
-	// SessionCredentials: see [subjects.ReplyAllowed].
-	SessionCredentials bool
 	// Go runs a function outside of the NATS callback.
 	Go func(func())
 	// Admit says why there is no such session; nil if there is. It may wait.
@@ -99,7 +97,7 @@ func NewServer(o ServerOptions) *Server {
 // which they were sent.
 func (s *Server) Serve(m *nats.Msg) {
 	subject, err := subjects.Parse(m.Subject)
-	if !s.Bus.MayAnswer(m, subject.Session, s.SessionCredentials) {
+	if !s.Bus.MayAnswer(m, subject.Session) {
 		return
 	}
 	var name string

@@ -25,6 +25,9 @@ func (s *Service) SetRoom(records, bytes int64, fired int) {
 	s.stores, s.fired = room{records, bytes}, fired
 }
 
+// SetSlots sets how many tasks run at once.
+func (s *Service) SetSlots(n int) { s.slots = n }
+
 // SetRequests bounds how many requests are answered at once.
 func (s *Service) SetRequests(n int64) { s.places = fair.NewRoom[subjects.SessionID](n) }
 

@@ -133,10 +133,14 @@ func (d *desk) serve(t testing.TB, nc *nats.Conn, options host.Options) *host.Ho
 	return h
 }
 
-// runs has a member of the mesh run tasks, as agents do.
+// runs has a member of the mesh run tasks, as agents do; 0 slots are the default.
 func runs(t testing.TB, nc *nats.Conn, slots int) *task.Service {
 	t.Helper()
-	return runsWith(t, nc, task.Options{Slots: slots})
+	return runsWith(t, nc, task.Options{}, func(s *task.Service) {
+		if slots > 0 {
+			s.SetSlots(slots)
+		}
+	})
 }
 
 func runsWith(t testing.TB, nc *nats.Conn, options task.Options, changes ...func(*task.Service)) *task.Service {

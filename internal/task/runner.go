@@ -109,9 +109,9 @@ func (s *Service) room(l *lane) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l.level == 0 {
-		return len(s.running) < s.opts.Slots+firsts
+		return len(s.running) < s.slots+firsts
 	}
-	return len(s.running) < s.opts.Slots && len(s.waiting) == 0
+	return len(s.running) < s.slots && len(s.waiting) == 0
 }
 
 // arrived takes an answer of a consumer of tasks.

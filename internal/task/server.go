@@ -54,7 +54,7 @@ func (s *Service) receive(m *nats.Msg) {
 	if err != nil {
 		subject = subjects.Subject{}
 	}
-	if !s.bus.MayAnswer(m, subject.Session, false) {
+	if !s.bus.MayAnswer(m, subject.Session) {
 		return
 	}
 	var q codec.TaskRequest

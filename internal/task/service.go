@@ -24,16 +24,14 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// DefaultSlots is how many tasks one [Service] runs at once.
-const DefaultSlots = 64
+// slots is how many tasks one [Service] runs at once, in addition to the first few of each
+// session. The nodes of their calls have slots of their own.
+const slots = 64
 
 // Options adjusts a [Service].
 type Options struct {
 	// Sessions decides which sessions exist. Required.
 	Sessions *registry.Sessions
-	// Slots is the number of tasks that run at once, in addition to the first few of each session.
-	// The nodes of their calls have slots of their own. Defaults to DefaultSlots.
-	Slots int
 	// Replicas is the number of copies of the stream of schedules. Defaults to the maximum of the
 	// broker's cluster.
 	Replicas int
@@ -68,6 +66,7 @@ type Service struct {
 	held    *fair.Room[subjects.SessionID] // bytes of values that were read, by account
 	stores  room
 	fired   int // how many tasks of one schedule are kept
+	slots   int // the constant, but in tests
 	queue   *store.Pulls
 	lanes   []*lane       // of tasks
 	timed   *lane         // of due times; nil without schedules
@@ -92,14 +91,13 @@ type Service struct {
 // New makes a service; [Service.Start] starts it. Its arguments must outlive it.
 func New(b *bus.Bus, records *registry.Store, c *client.Client, opts *Options) *Service {
 	o := *cmp.Or(opts, &Options{})
-	o.Slots = cmp.Or(o.Slots, DefaultSlots)
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	s := &Service{
 		bus: store.Of(b), store: records, client: c, opts: o, log: o.Logger, name: uuid.NewString(),
 		freed: make(chan struct{}, 1), lanes: lanes(),
 		running: make(map[string]*run), active: make(map[subjects.SessionID]int), awaited: make(map[string]awaited),
 		places: fair.NewRoom[subjects.SessionID](mostRequests), held: fair.NewRoom[subjects.SessionID](heldBytes),
-		crowds: make(map[string]crowd), uses: make(map[subjects.SessionID]*use), coming: make(map[subjects.SessionID]room), stores: storeRoom, fired: firedMost,
+		crowds: make(map[string]crowd), uses: make(map[subjects.SessionID]*use), coming: make(map[subjects.SessionID]room), stores: storeRoom, fired: firedMost, slots: slots,
 	}
 	s.base, s.end = context.WithCancelCause(context.Background())
 	s.open, s.halt = context.WithCancel(context.Background())

@@ -192,11 +192,8 @@ def test_a_type_that_pydantic_refuses_has_the_reason():
     assert "RuntimeError: not today" in of(function).described.warnings[0]
 
 
-class Brief(pydantic.BaseModel):
+class Itself(pydantic.BaseModel):
     """Its schemas are by methods of its own, which take what this library asks for and no more."""
-
-    day: Day
-    later: Optional["Brief"] = None
 
     @classmethod
     def schema(cls, by_alias: bool = True) -> dict[str, Any]:  # type: ignore[override]  # without a template
@@ -209,6 +206,20 @@ class Brief(pydantic.BaseModel):
             return super().model_json_schema(mode=mode)
 
 
+class Brief(Itself):
+    day: Day
+    later: Optional["Brief"] = None
+
+
+class Namesakes:
+    class Day(pydantic.BaseModel):
+        hours: int
+
+
+class Shift(Itself):
+    day: Namesakes.Day
+
+
 def test_a_model_may_describe_itself():
     def function(x: Brief):
         raise NotImplementedError
@@ -216,3 +227,12 @@ def test_a_model_may_describe_itself():
     described = of(function).described
     assert not described.warnings and {"Brief", "Day"} <= described.input_schema["$defs"].keys()
     assert described.input_schema["$defs"]["Brief"]["properties"]["day"] == {"$ref": "#/$defs/Day"}
+
+
+def test_a_model_that_describes_itself_keeps_its_own_definitions():
+    def function(x: Brief, y: Shift):
+        raise NotImplementedError
+
+    found = of(function).described.input_schema
+    assert found["properties"]["y"]["properties"]["day"] == {"$ref": "#/$defs/Day_"}
+    assert found["$defs"]["Day_"]["properties"].keys() == {"hours"} != found["$defs"]["Day"]["properties"].keys()

@@ -64,11 +64,12 @@ def test_without_secrets_nothing_changes(monkeypatch) -> None:
 
 
 def test_long_texts_are_cut_outside_of_secrets(monkeypatch) -> None:
-    from toolmesh._worker.calls import failures
+    from toolmesh._worker.calls import errors, failures
     from toolmesh._worker.schemas import values
 
     for size in range(1990, 2001):
         cause = ValueError("x" * size + TOKEN)
+        cause.__cause__ = errors.MeshError("tool_error", "x" * size + TOKEN)
         failure = KeyError("x" * (16 * 1024 - 2000 + size - len("KeyError: ")) + TOKEN)
         failure.__cause__ = cause
         told = json.dumps(json.loads(failures.raised(failure, "t")))

@@ -1,6 +1,7 @@
 """Streams: one that is left ends, whatever its reading does with a cancel; numbers in headers."""
 
 import asyncio
+import io
 import itertools
 import math
 from collections.abc import Callable
@@ -106,6 +107,26 @@ def test_a_page_of_a_payload_without_pieces_is_lost() -> None:
         connection.ready = ready
         with pytest.raises(errors.Unavailable, match="was lost on its way"):
             await payloads._page(connection, "a", 0, 0, math.inf)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+@pytest.mark.parametrize("said", [b"", b"[]", b"{}", b'{"node":5}', b'{"node":""}'])
+def test_a_store_that_names_no_node_violates_the_protocol(said: bytes) -> None:
+    async def main() -> None:
+        connection: Any = SimpleNamespace(
+            loop=asyncio.get_running_loop(), inbox="i.", pending={}, numbers=itertools.count(), listen=print)
+
+        async def publish(_subject: str, body: bytes, reply: str, _headers: dict[str, str]) -> None:
+            if body:
+                connection.pending[reply.removeprefix("i.")].take(SimpleNamespace(data=said, subject="a", headers={}))
+
+        async def ready() -> Any:
+            return SimpleNamespace(publish=publish, max_payload=1 << 20)
+
+        connection.ready, connection.publish = ready, publish
+        with pytest.raises(errors.ProtocolError):
+            await payloads.put(connection, "s", io.BytesIO(b"x"), 1)
 
     asyncio.run(asyncio.wait_for(main(), 10))
 

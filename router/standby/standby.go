@@ -260,7 +260,7 @@ func (s *Standby) wake() {
 // receive reads and admits a request; its own goroutine does the rest.
 func (s *Standby) receive(m *nats.Msg) {
 	subject, err := subjects.Parse(m.Subject)
-	if !s.bus.MayAnswer(m, subject.Session, false) {
+	if !s.bus.MayAnswer(m, subject.Session) {
 		return
 	}
 	c := &call{s: s, m: m, subject: subject, arrived: time.Now(), waiting: true, answers: make(chan int64, 1), cancelled: make(chan struct{}, 1), room: make(chan struct{}, 1)}
@@ -315,7 +315,7 @@ func (s *Standby) waited(c *call, code toolmesh.Code) {
 // was passed on subscribes to the same subject.
 func (s *Standby) control(m *nats.Msg) {
 	subject, err := subjects.Parse(m.Subject)
-	if err != nil || m.Reply != "" && !s.bus.MayAnswer(m, subject.Session, false) {
+	if err != nil || m.Reply != "" && !s.bus.MayAnswer(m, subject.Session) {
 		return
 	}
 	read, bad := codec.ParseControl(codec.Header(m.Header), m.Data)

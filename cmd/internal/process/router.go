@@ -58,8 +58,7 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 	}
 	defer nc.Close()
 	r, err := router.New(nc, &router.Options{
-		Session: subjects.SessionID(s.Session.Session), Version: version,
-		SessionPolicy: s.Policy.SessionPolicy, Logger: log,
+		Version: version, SessionPolicy: s.Policy.SessionPolicy, Logger: log,
 		Standby: held(s), StoreOptions: storeOptions(s.Store),
 	})
 	if err != nil {

@@ -120,7 +120,6 @@ type Agent struct {
 type Router struct {
 	Connection
 	Auth
-	Session
 	Policy
 	Store
 	Monitoring

@@ -105,7 +105,10 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 		for part := make([]byte, 32<<10); ; {
 			n, err := proc.Stderr.Read(part)
 			if words = append(words, part[:n]...); len(words) > 2*maxWords {
-				words = append(words[:maxWords/2], words[len(words)-maxWords/2:]...)
+				// In whole lines: no pattern finds a secret that is cut.
+				head := words[:bytes.LastIndexByte(words[:maxWords/2], '\n')+1]
+				_, tail, _ := bytes.Cut(words[len(words)-maxWords/2:], []byte("\n"))
+				words = append(head, tail...)
 			}
 			if err != nil {
 				return

@@ -253,7 +253,7 @@ func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh
 	if waiting := k.waiting(c.account, 0); waiting > 0 {
 		return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys does not answer: the keys of %d calls that did not begin wait to be freed there", waiting))
 	}
-	pause := time.NewTimer(0)
+	began, pause := time.Now(), time.NewTimer(0)
 	defer pause.Stop()
 	for next := time.Duration(0); ; next = min(max(2*next, firstKeyLook), lastKeyLook) {
 		select {
@@ -281,7 +281,11 @@ func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh
 			if ctx.Err() != nil {
 				return nil, notBegun(ctx)
 			}
-			return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys does not answer: %w", err))
+			bad = admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys does not answer: %w", err))
+			if waited := time.Since(began); waited >= keyWait { // no other node has another store
+				bad = bad.WithDetail("waited_ms", waited.Milliseconds())
+			}
+			return nil, bad
 		}
 		c.unreserve() // another call runs under the key
 		pause.Reset(next)

@@ -228,6 +228,18 @@ func TestSilentStoreLeavesNoEndlessWork(t *testing.T) {
 	}
 }
 
+// The store is as silent for other nodes: clients do not send a call again that has waited for it.
+func TestASilentStoreIsWaitedForOnce(t *testing.T) {
+	t.Parallel()
+	proxy := meshtest.NewProxy(t, meshtest.Broker(t))
+	k := nodeOn(t, proxy.Connect(t), "a")
+	proxy.Blackhole()
+	got := k.Do(t.Context(), request("a", `{}`), nil).Err
+	if got == nil || got.Code != toolmesh.CodeUnavailable || got.Started != toolmesh.StartedNo || got.Details["waited_ms"] == nil {
+		t.Errorf("got %v with details %v", got, got.Details)
+	}
+}
+
 // A session is charged for its records with their keys and headers, which are most of the bytes of
 // small results.
 func TestKeysAreChargedWithStoredBytes(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -27,15 +26,14 @@ type Options struct {
 	Logger *slog.Logger
 	// Env are the variables that entries may name, each K=V. Defaults to none.
 	Env []string
-	// LookEvery is how often the file and the registry are looked at. Defaults to 2 s.
-	LookEvery time.Duration
-	// RetryFirst is the delay before the first retry of a failed entry; it doubles up to 5 min.
-	// Defaults to 5 s.
-	RetryFirst time.Duration
 }
 
 const (
-	retryMost = 5 * time.Minute
+	// lookEvery is how often the file and the registry are looked at.
+	lookEvery = 2 * time.Second
+	// retryFirst is the delay before the first retry of a failed entry; it doubles up to retryMost.
+	retryFirst = 5 * time.Second
+	retryMost  = 5 * time.Minute
 	// atOnce is how many indexes are worked on at the same time.
 	atOnce = 4
 	// storeWait bounds one question to the registry.
@@ -50,8 +48,10 @@ type Keeper struct {
 	store  *registry.Store
 	file   string
 	holder string
-	opts   Options
+	env    []string
 	log    *slog.Logger
+
+	lookEvery, retryFirst, holdsFor time.Duration // the constants, but in tests
 
 	base context.Context // ends with Stop
 	end  context.CancelFunc
@@ -65,9 +65,9 @@ type Keeper struct {
 // rights of an administrator.
 func New(b *bus.Bus, view *registry.View, store *registry.Store, file string, opts *Options) *Keeper {
 	o := *cmp.Or(opts, &Options{})
-	o.LookEvery, o.RetryFirst = cmp.Or(o.LookEvery, 2*time.Second), cmp.Or(o.RetryFirst, 5*time.Second)
 	k := &Keeper{
-		bus: b, view: view, store: store, file: file, holder: uuid.NewString(), opts: o,
+		bus: b, view: view, store: store, file: file, holder: uuid.NewString(), env: o.Env,
+		lookEvery: lookEvery, retryFirst: retryFirst, holdsFor: registry.HoldsFor,
 		log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)).With(slog.String("file", file)),
 	}
 	k.base, k.end = context.WithCancel(context.Background())
@@ -137,13 +137,13 @@ func (k *Keeper) write(t *term, revision uint64) (uint64, error) {
 // stops.
 func (k *Keeper) lead(t *term, revision uint64, began time.Time) {
 	ctx, end := context.WithCancel(k.base)
-	held := time.AfterFunc(time.Until(began.Add(registry.HoldsFor)), end) // also while the file or the store is waited for
+	held := time.AfterFunc(time.Until(began.Add(k.holdsFor)), end) // also while the file or the store is waited for
 	k.leading.Store(t)
 	defer k.leading.Store(nil)
 	var err error
 	for ctx.Err() == nil {
-		t.look(ctx, Read(k.file, k.opts.Env))
-		sent, wait, next := time.Now(), k.opts.LookEvery, uint64(0)
+		t.look(ctx, Read(k.file, k.env))
+		sent, wait, next := time.Now(), k.lookEvery, uint64(0)
 		if next, err = k.write(t, revision); errors.Is(err, store.ErrConflict) {
 			if next, err = k.again(err); err == nil {
 				revision = next
@@ -153,7 +153,7 @@ func (k *Keeper) lead(t *term, revision uint64, began time.Time) {
 		switch {
 		case err == nil:
 			revision = next
-			held.Reset(time.Until(sent.Add(registry.HoldsFor)))
+			held.Reset(time.Until(sent.Add(k.holdsFor)))
 		case errors.Is(err, store.ErrConflict):
 			end()
 		default:
@@ -169,7 +169,7 @@ func (k *Keeper) lead(t *term, revision uint64, began time.Time) {
 	end()
 	t.wg.Wait() // nothing is asked for once another one leads
 	if k.base.Err() == nil {
-		k.log.Warn("the lease for the indexes is lost: another process may have it", slog.String("error", fmt.Sprint(err)))
+		k.log.Warn("the lease for the indexes is lost: another process may have it", slog.String("error", cmp.Or(err, errors.New("the file took longer to read than the lease lasts")).Error()))
 		return
 	}
 	leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait)

@@ -103,7 +103,7 @@ func (r *rig) keep(t *testing.T, log slog.Handler) (stop func()) {
 	return r.keepEvery(t, log, 50*time.Millisecond)
 }
 
-func (r *rig) keepEvery(t *testing.T, log slog.Handler, every time.Duration) (stop func()) {
+func (r *rig) keepEvery(t *testing.T, log slog.Handler, every time.Duration, changes ...func(*declared.Keeper)) (stop func()) {
 	t.Helper()
 	b := r.open(t)
 	view := testmesh.View(t, b, nil)
@@ -114,9 +114,11 @@ func (r *rig) keepEvery(t *testing.T, log slog.Handler, every time.Duration) (st
 			log = slog.NewTextHandler(t.Output(), nil)
 		}
 	}
-	k := declared.New(b, view, testmesh.Store(t, b), r.file(), &declared.Options{
-		Logger: slog.New(log), Env: []string{"WORD=said"}, LookEvery: every, RetryFirst: 200 * time.Millisecond,
-	})
+	k := declared.New(b, view, testmesh.Store(t, b), r.file(), &declared.Options{Logger: slog.New(log), Env: []string{"WORD=said"}})
+	k.SetPace(every, 200*time.Millisecond)
+	for _, change := range changes {
+		change(k)
+	}
 	k.Start()
 	stopped := false
 	stop = func() {
@@ -397,13 +399,29 @@ type told struct {
 func (h *told) Enabled(context.Context, slog.Level) bool { return true }
 func (h *told) WithAttrs([]slog.Attr) slog.Handler       { return h }
 func (h *told) Handle(_ context.Context, r slog.Record) error {
-	if strings.Contains(r.Message, h.text) {
+	text := r.Message
+	r.Attrs(func(a slog.Attr) bool { text += " " + a.String(); return true })
+	if strings.Contains(text, h.text) {
 		select {
 		case h.ch <- struct{}{}:
 		default:
 		}
 	}
 	return nil
+}
+
+// The log says why the lease is lost, also where no renewal has failed.
+func TestALateRenewalLosesTheLease(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.write(t, "index = []\n")
+	late := &told{text: "the lease for the indexes is lost: another process may have it error=the file took longer", ch: make(chan struct{}, 1)}
+	r.keepEvery(t, late, 50*time.Millisecond, func(k *declared.Keeper) { k.SetHold(1) })
+	select {
+	case <-late.ch:
+	case <-t.Context().Done():
+		t.Fatal("the log does not say it")
+	}
 }
 
 // The lease goes to another holder: the keeper stops until that

@@ -137,7 +137,7 @@ func (t *term) work(name subjects.IndexName, digest string) *work {
 	w := t.works[name]
 	fresh := work{digest: digest}
 	if digest == "" {
-		fresh.next = time.Now().Add(t.k.opts.LookEvery)
+		fresh.next = time.Now().Add(t.k.lookEvery)
 	}
 	if w == nil {
 		w = &fresh
@@ -165,9 +165,9 @@ func (t *term) begin(ctx context.Context, name subjects.IndexName, w *work, do f
 		}
 		t.mu.Lock()
 		w.busy, w.err, w.done = false, err, err == nil
-		wait := t.k.opts.LookEvery // the view may have yet to see it
+		wait := t.k.lookEvery // the view may have yet to see it
 		if err != nil {
-			wait = min(t.k.opts.RetryFirst<<min(w.failures, 20), retryMost)
+			wait = min(t.k.retryFirst<<min(w.failures, 20), retryMost)
 			w.failures++
 		}
 		w.next = time.Now().Add(wait)

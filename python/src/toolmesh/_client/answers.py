@@ -171,3 +171,12 @@ def result(message: Msg) -> bytes:
         if "Mesh-Error-Code" in headers or "Nats-Service-Error-Code" in headers:
             raise failed(message)
     return message.data
+
+
+def told(message: Msg, where: str) -> dict[str, typing.Any]:
+    """The object in an answer; raises its error."""
+    body = result(message)
+    with contextlib.suppress(ValueError):
+        if isinstance(found := values.decode(body), dict):
+            return found
+    raise errors.error("protocol_error", f"the answer on {where} is not an object", origin="caller")

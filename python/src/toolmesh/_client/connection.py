@@ -29,9 +29,9 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from .._core import errors, values
+from .._core import errors
 from . import finding, names, payloads, routes
-from .answers import NoResponders, outdated, refused, result, timed_out, unreachable, unserved
+from .answers import NoResponders, outdated, refused, result, timed_out, told, unreachable, unserved
 from .broker import Broker, taking
 from .call import AGAIN, SILENCE, Call, Node, Pending, Ref
 from .clock import Clock
@@ -217,11 +217,12 @@ class Connection:
         what, subject = (one.lower() for one in denied.groups())  # as newer versions of nats-py write them anyway
         if what == "subscription" and subject == f"{self.inbox}>".lower():
             self._denied = self.inbox
-        for one in self.pending.values():  # it refuses one by one, in the order in which they were sent
-            if one.subject.lower() == subject and one.error is None and not one.messages and one.sign == one.asked:
-                one.fail(refused("permission_denied", f"the NATS server does not permit publishing to {one.subject}: "
-                                                      "another session needs its own key"))
-                break
+        sent = [one for one in self.pending.values()
+                if one.subject.lower() == subject and one.error is None and not one.messages and one.sign == one.asked]
+        if len({one.subject for one in sent}) == 1:  # else it may mean another one than the first
+            # It refuses one by one, in the order in which they were sent.
+            sent[0].fail(refused("permission_denied", "the NATS server does not permit publishing to "
+                                                      f"{sent[0].subject}: another session needs its own key"))
 
     async def _disconnected(self) -> None:
         if self._pinging is not None:
@@ -625,12 +626,9 @@ class Connection:
                     raise errors.error("deadline_exceeded", f"no answer on {where} within {wait:g} s", origin="caller")
                 for _ in range(2):
                     await self.publish(where, body, one.inbox)
-            answer = values.decode(result(message))
+            return told(message, where)
         finally:
             one.close()
-        if not isinstance(answer, dict):
-            raise errors.error("protocol_error", f"the answer on {where} is not an object", origin="caller")
-        return answer
 
     async def registry(
         self, session: str, verb: str, question: dict[str, Any], wait: float = _ANSWER,

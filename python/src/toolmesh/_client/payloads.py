@@ -68,7 +68,9 @@ async def _put(link: Link, session: str, source: BinaryIO, size: int, deadline: 
         nc = await link.ready()
         piece_size = min(_PIECE, nc.max_payload - ROOM)
         await nc.publish(one.subject, json.dumps({"size": size}).encode(), one.inbox, {"Mesh-Payload": "put"})
-        node = json.loads((await _next(one, deadline)).data)["node"]
+        node = answers.told(await _next(one, deadline), one.subject).get("node")
+        if not isinstance(node, str) or not node:
+            raise errors.error("protocol_error", f"the answer on {one.subject} names no node", origin="caller")
         one.subject = names.payload(session, ident, node)
         digest, sent, stored = hashlib.sha256(), 0, 0
         while piece := source.read(piece_size):

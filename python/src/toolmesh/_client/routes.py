@@ -52,7 +52,7 @@ class Route:
         for told in answer.get("nodes", []):
             slots = max(int(told.get("slots", 1)), 1)
             weight = float(told.get("weight", 0)) or 1.0
-            load, weight = int(told.get("in_flight", 0)) / slots, min(max(weight, 0.001), 1.0)
+            load, weight = int(told.get("in_flight", 0)) / slots, max(0.001, min(1.0, weight))
             new = Place(str(told["node"]), str(told["boot"]), load, slots, weight)
             old = before.get((new.node, new.boot))
             if old is not None:
@@ -134,5 +134,7 @@ class Routes:
         return route.idempotent
 
     async def _ask(self, route: Route, session: str, tool: str) -> None:
-        with contextlib.suppress(errors.MeshError, nats.errors.Error, KeyError, TypeError, ValueError):  # any node does
+        # With a malformed answer any node does.
+        with contextlib.suppress(errors.MeshError, nats.errors.Error, ArithmeticError, AttributeError, LookupError,
+                                 TypeError, ValueError):
             route.take(await self._connection.registry(session, "candidates", {"tool": tool}))

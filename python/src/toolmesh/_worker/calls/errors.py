@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+from ..schemas import redaction
 from ..schemas.values import decode
 from ..wire.frames import JSON
 
@@ -53,7 +54,7 @@ class MeshError(Exception):
 
     def as_dict(self) -> dict[str, JSON]:
         """Its form in the details of the outer call's failure."""
-        found: dict[str, JSON] = {"tool": self.tool, "code": self.code, "message": self.message[:2000]}
+        found: dict[str, JSON] = {"tool": self.tool, "code": self.code, "message": redaction.text(self.message)[:2000]}
         if self.type:
             found["type"] = self.type
         if self.retryable:
@@ -80,7 +81,7 @@ class SessionNotFound(MeshError, LookupError, code="session_not_found"):
 
 
 class NotFound(MeshError, LookupError, code="not_found"):
-    """The call, task or file does not exist, or has expired."""
+    """The call, task, file, node or index does not exist, or has expired."""
 
 
 class StreamExpired(MeshError, code="stream_expired"):

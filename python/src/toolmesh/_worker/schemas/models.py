@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from ..wire.frames import JSON
@@ -21,11 +21,12 @@ from .shapes import Load, Schema, Shape, is_json, no_text, sure
 from .values import Mismatch, describe, encode, member, pointer, sent
 
 UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
+_DEFS = "#/$defs/"
 _OLD_REFERENCE = re.compile("^#/definitions/")
 
 
 def model(draft: Draft, base: Any) -> Shape:
-    return _shape(draft, lambda **refer: base.model_json_schema(mode=_mode(draft), **refer), "$defs",
+    return _shape(draft, lambda: base.model_json_schema(mode=_mode(draft)), "$defs",
                   base.__name__, base, _by_json(base.model_validate_json))
 
 
@@ -36,7 +37,7 @@ def adapted(draft: Draft, annotation: Any) -> Shape | None:
     if pydantic is None or not hasattr(pydantic, "TypeAdapter"):
         return old_adapted(draft, annotation)
     adapter = pydantic.TypeAdapter(annotation)
-    return _shape(draft, lambda **refer: adapter.json_schema(mode=_mode(draft), **refer), "$defs",
+    return _shape(draft, lambda: adapter.json_schema(mode=_mode(draft)), "$defs",
                   _called(annotation), annotation, _by_json(adapter.validate_json))
 
 
@@ -76,8 +77,8 @@ def old_adapted(draft: Draft, annotation: Any) -> Shape | None:
                 field.default, field.default_factory = ..., None
         holder = pydantic.create_model(name, value=(plain, field))
 
-        def describe(**refer: str) -> Schema:
-            found = _modern(holder.schema(**refer))
+        def describe() -> Schema:
+            found = _modern(holder.schema())
             schema: Schema = {key: one for key, one in found["properties"]["value"].items() if key != "title"}
             return {**schema, "definitions": found.get("definitions", {})}
 
@@ -88,20 +89,18 @@ def old_adapted(draft: Draft, annotation: Any) -> Shape | None:
 
 
 def _shape(
-    draft: Draft, describe: Callable[..., Schema], key: str, name: str, annotation: Any, make: Load,
+    draft: Draft, describe: Callable[[], Schema], key: str, name: str, annotation: Any, make: Load,
     holder: str = "__root__",
 ) -> Shape:
     """The Shape of a class that describes itself, with definitions below key. make builds the value."""
-    more = ""
-    refer: dict[str, str] = {}  # a class may have its own method for this, without a template
-    while True:
-        schema = dict(describe(**refer))
-        defs = {one + more: _json(draft, one, own) for one, own in (schema.pop(key, None) or {}).items()}
-        if all(draft.defs.get(one, own) == own for one, own in defs.items()):
-            break
+    schema = dict(describe())
+    own = {one: _json(draft, one, inner) for one, inner in (schema.pop(key, None) or {}).items()}
+    more, defs = "", own
+    while any(draft.defs.get(one, inner) != inner for one, inner in defs.items()):
         more += "_"  # another class of the same name has its definition already
-        refer = {"ref_template": "#/$defs/{model}" + more}
+        defs = {one + more: _renamed(inner, own, more) for one, inner in own.items()}
     draft.defs.update(defs)
+    schema = _renamed(schema, own, more) if more else schema
     kind, as_sent = schema.get("type"), _decimals(draft, annotation)
 
     def load(value: JSON) -> Any:
@@ -110,6 +109,18 @@ def _shape(
         return _validated(lambda: make(as_sent(value)), value, name, holder)
 
     return Shape(schema, f"object {name}" if kind == "object" else name, load)
+
+
+def _renamed(schema: JSON, names: Collection[str], more: str) -> Any:
+    """A copy of a schema in which more follows the names of these definitions, also in references of an author."""
+    if isinstance(schema, dict):
+        return {key: _renamed(one, names, more) for key, one in schema.items()}
+    if isinstance(schema, list):
+        return [_renamed(one, names, more) for one in schema]
+    if not isinstance(schema, str) or not schema.startswith(_DEFS):
+        return schema
+    name, slash, rest = schema.removeprefix(_DEFS).partition("/")
+    return f"{_DEFS}{name}{more}{slash}{rest}" if name in names else schema
 
 
 def _json(draft: Draft, name: str, schema: Schema) -> Schema:
@@ -131,8 +142,8 @@ def _by_json(validate: Callable[[bytes], Any]) -> Load:
 
 
 def old_model(draft: Draft, base: Any) -> Shape:
-    def describe(**refer: str) -> Schema:
-        found: Schema = _modern(base.schema(**refer))
+    def describe() -> Schema:
+        found: Schema = _modern(base.schema())
         definitions = found.get("definitions", {})
         for name, inner in _old_models(base).items():
             if inner is base or name in definitions:
@@ -170,7 +181,7 @@ def _modern(schema: JSON) -> JSON:
     if isinstance(schema, list):
         return [_modern(one) for one in schema]
     if isinstance(schema, str):
-        return _OLD_REFERENCE.sub("#/$defs/", schema)
+        return _OLD_REFERENCE.sub(_DEFS, schema)
     if not isinstance(schema, dict):
         return schema
     made = {key: _modern(one) for key, one in schema.items()}
