@@ -30,13 +30,20 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// bearer sends a token with each request.
+// bearer sends a token with each request. It reads 1 MiB of an event stream, as the Python SDK does of an event.
 type bearer string
 
 func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Header.Set("Authorization", "Bearer "+string(b))
-	return http.DefaultTransport.RoundTrip(r)
+	a, err := http.DefaultTransport.RoundTrip(r)
+	if err == nil && a.Header.Get("Content-Type") == "text/event-stream" {
+		a.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.LimitReader(a.Body, 1<<20), a.Body}
+	}
+	return a, err
 }
 
 // connect connects an MCP client of one revision.
