@@ -46,8 +46,9 @@ async def main(sdk: str, era: str, url: str, file: str) -> None:
         await asyncio.wait([waits])
         while not Path(file).exists():  # the tool makes it when it is cancelled
             await asyncio.sleep(0.02)
-        said = {"tools": [t.name for t in tools], "text": result.content[0].text, "progress": progress}
-        print(json.dumps(said | {"cancelled": waits.cancelled(), "rows": len(large.structured_content["result"]), "whole": len(whole)}))
+        said: dict[str, Any] = {"tools": [t.name for t in tools], "text": result.content[0].text, "progress": progress}
+        said |= {"cancelled": waits.cancelled(), "rows": len(large.structured_content["result"]), "whole": len(whole)}
+        print(json.dumps(said))
 
 
 asyncio.run(main(*sys.argv[1:]))
