@@ -154,6 +154,7 @@ type given struct {
 		Arguments json.RawMessage
 	}
 	FunctionCall *given `json:"functionCall"`
+	OfGenAI      *given `json:"function_call"` // model_dump of Google's Python SDK
 }
 
 // provider says how a provider writes calls and takes their results.
@@ -194,7 +195,7 @@ var providers = map[string]provider{
 	"gemini": {
 		anonymous: true,
 		read: func(in *given) modelCall {
-			in = cmp.Or(in.FunctionCall, in) // a part has the call in it
+			in = cmp.Or(in.FunctionCall, in.OfGenAI, in) // a part has the call in it
 			return modelCall{in.ID, in.Name, in.Args}
 		},
 		message: func(c modelCall, r *batchResult) any {

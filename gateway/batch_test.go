@@ -80,7 +80,7 @@ func TestToolCalls(t *testing.T) {
 			`[{"content":[{"content":"5","is_error":false,"tool_use_id":"c1","type":"tool_result"},{"content":"FAILED","is_error":true,"tool_use_id":"c2","type":"tool_result"},{"content":"UNKNOWN","is_error":true,"tool_use_id":"c3","type":"tool_result"}],"role":"user"}]`,
 		},
 		"gemini": {
-			`[{"functionCall":{"name":"lab-add","args":{"a":"2","b":3}}},{"name":"lab-fail"},{"id":"c3","name":"nothing","args":{}}]`,
+			`[{"functionCall":{"name":"lab-add","args":{"a":"2","b":3}}},{"name":"lab-fail"},{"function_call":{"id":"c3","name":"nothing","args":{}}}]`,
 			`[{"parts":[{"functionResponse":{"name":"lab-add","response":{"output":5}}},{"functionResponse":{"name":"lab-fail","response":{"error":"FAILED"}}},{"functionResponse":{"id":"c3","name":"nothing","response":{"error":"UNKNOWN"}}}],"role":"user"}]`,
 		},
 	} {

@@ -103,18 +103,38 @@ func (q *request) mcp() (any, error) {
 	defer func() { m.leave(p, cmp.Or(p.session, w.Header().Get("Mcp-Session-Id"))) }()
 	r.Header.Set(visitHeader, p.id)
 	r = r.WithContext(p.ctx)
+	out := &eventWriter{pacedWriter: w}
 	if isModern(r) {
 		if r.Header.Get("Mcp-Method") == "tools/call" {
 			_, _ = p.view.tools(p.ctx, viewFresh) // the SDK compares headers with tools that it knows; the call itself reports an error
 		}
-		p.view.stateless.ServeHTTP(w, r)
+		p.view.stateless.ServeHTTP(out, r)
 		return nil, nil
 	}
 	if r.Method == http.MethodDelete && p.session != "" { // requests without a session belong to others
 		m.cancel(p.session) // the SDK waits for the session's calls
 	}
-	p.view.sessions.ServeHTTP(w, r)
+	p.view.sessions.ServeHTTP(out, r)
 	return nil, nil
+}
+
+// eventWriter writes a large answer as JSON if no event came before it: clients bound the size of an event (1 MiB in
+// the Python SDK), and not that of a body.
+type eventWriter struct {
+	*pacedWriter
+	begun bool
+}
+
+// Write implements [http.ResponseWriter]. The SDK writes each event at once.
+func (w *eventWriter) Write(p []byte) (int, error) {
+	answer := bytes.TrimPrefix(p, []byte("event: message\ndata: "))
+	if w.begun || len(p) < writePiece || !bytes.HasPrefix(answer, []byte(`{"jsonrpc":"2.0","id":`)) {
+		w.begun = true
+		return w.pacedWriter.Write(p)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, err := w.pacedWriter.Write(answer)
+	return len(p), err
 }
 
 // isModern reports whether a request is of a revision without sessions.

@@ -39,11 +39,30 @@ func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
+// narrow reads 1 MiB of an event stream, as the Python SDK does of an event.
+type narrow struct{ bearer }
+
+func (n narrow) RoundTrip(r *http.Request) (*http.Response, error) {
+	a, err := n.bearer.RoundTrip(r)
+	if err == nil && a.Header.Get("Content-Type") == "text/event-stream" {
+		a.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.LimitReader(a.Body, 1<<20), a.Body}
+	}
+	return a, err
+}
+
 // connect connects an MCP client of one revision.
 func (r *rig) connect(t *testing.T, path, version string, o *mcp.ClientOptions) *mcp.ClientSession {
 	t.Helper()
+	return r.connectBy(t, bearer(r.token), path, version, o)
+}
+
+func (r *rig) connectBy(t *testing.T, by http.RoundTripper, path, version string, o *mcp.ClientOptions) *mcp.ClientSession {
+	t.Helper()
 	c := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, o)
-	s, err := c.Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: r.url + path, HTTPClient: &http.Client{Transport: bearer(r.token)}}, &mcp.ClientSessionOptions{ProtocolVersion: version})
+	s, err := c.Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: r.url + path, HTTPClient: &http.Client{Transport: by}}, &mcp.ClientSessionOptions{ProtocolVersion: version})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -437,7 +456,7 @@ func TestMCPLargeResults(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, version := range []string{"2025-11-25", "2026-07-28"} {
-		s := r.connect(t, "/mcp", version, nil)
+		s := r.connectBy(t, narrow{bearer(r.token)}, "/mcp", version, nil)
 		a, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "lab-large"})
 		if err != nil || len(a.Content) != 3 {
 			t.Fatalf("%s: %d blocks, %v", version, len(a.Content), err)

@@ -18,6 +18,7 @@ const call = (params, options) => (sdk === "v1" ? client.callTool(params, undefi
 const { tools } = await client.listTools();
 const { content } = await call({ name: "test_simple_text" });
 const large = await call({ name: "large" }); // the SDK checks its structured content against the tool's schema
+const { contents } = await client.readResource({ uri: large.content.find((one) => one.type === "resource_link").uri });
 const progress = [];
 await call({ name: "test_tool_with_progress" }, { onprogress: (p) => progress.push(p.message) });
 const abort = new AbortController();
@@ -28,5 +29,5 @@ try {
   cancelled = abort.signal.aborted;
 }
 while (!existsSync(file)) await setTimeout(20); // the tool makes it when it is cancelled
-console.log(JSON.stringify({ tools: tools.map((t) => t.name), text: content[0].text, progress, cancelled, rows: large.structuredContent.result.length }));
+console.log(JSON.stringify({ tools: tools.map((t) => t.name), text: content[0].text, progress, cancelled, rows: large.structuredContent.result.length, whole: contents[0].text.length }));
 await client.close();

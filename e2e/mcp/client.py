@@ -36,6 +36,9 @@ async def main(sdk: str, era: str, url: str, file: str) -> None:
         tools = listed if sdk == "fastmcp" else listed.tools
         result = await client.call_tool("test_simple_text", {})
         large = await client.call_tool("large", {})  # the SDK checks its structured content against the tool's schema
+        (link,) = [one for one in large.content if one.type == "resource_link"]
+        read = await client.read_resource(link.uri)
+        whole = (read if sdk == "fastmcp" else read.contents)[0].text
         await client.call_tool("test_tool_with_progress", {}, **{told: hear})
         waits = asyncio.ensure_future(client.call_tool("wait", {"path": file}, **{told: begins}))
         await begun.wait()
@@ -43,8 +46,9 @@ async def main(sdk: str, era: str, url: str, file: str) -> None:
         await asyncio.wait([waits])
         while not Path(file).exists():  # the tool makes it when it is cancelled
             await asyncio.sleep(0.02)
-        said = {"tools": [t.name for t in tools], "text": result.content[0].text, "progress": progress}
-        print(json.dumps(said | {"cancelled": waits.cancelled(), "rows": len(large.structured_content["result"])}))
+        said: dict[str, Any] = {"tools": [t.name for t in tools], "text": result.content[0].text, "progress": progress}
+        said |= {"cancelled": waits.cancelled(), "rows": len(large.structured_content["result"]), "whole": len(whole)}
+        print(json.dumps(said))
 
 
 asyncio.run(main(*sys.argv[1:]))

@@ -106,13 +106,13 @@ func others(t *testing.T, r *rig) {
 				Tools, Progress []string
 				Text            string
 				Cancelled       bool
-				Rows            int
+				Rows, Whole     int
 			}
 			if err := json.Unmarshal(out, &got); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			if len(got.Tools) != 15 || got.Text != "This is a simple text response for testing." || !got.Cancelled || got.Rows < 10 || got.Rows > 2000 ||
-				!slices.Equal(got.Progress, []string{"Completed step 0 of 100", "Completed step 50 of 100", "Completed step 100 of 100"}) {
+			if len(got.Tools) != 15 || got.Text != "This is a simple text response for testing." || !got.Cancelled || got.Rows < 10 || got.Rows > 2000 || got.Whole != 1_300_001 ||
+				!slices.Contains(got.Progress, "Completed step 0 of 100") { // on a busy machine later steps come too close to each other
 				t.Errorf("%s", out)
 			}
 		})

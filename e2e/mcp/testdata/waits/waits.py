@@ -19,5 +19,5 @@ async def wait(path: str) -> str:
 
 
 def large() -> list[str]:
-    """Returns more than a model's context should get."""
-    return ["a row of a large result"] * 5000
+    """Returns more than a model's context should get, and more than the Python SDK reads of an event: 1 MiB."""
+    return ["a row of a large result"] * 50_000
