@@ -79,6 +79,29 @@ func TestBatchThatDoesNotWait(t *testing.T) {
 	}
 }
 
+// A call whose node says that it was lost before it began, as one that loses its lane while it waits
+// for a worker, is sent again, whatever its tool declares.
+func TestCallThatWasLostBeforeItBegan(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	h := testmesh.Host(t, broker.Connect(t), &host.Options{Index: "lane"})
+	var asked atomic.Int64
+	lose := func(ctx context.Context, _ *host.Call, sink host.Sink) error {
+		if asked.Add(1) > 1 {
+			return sink.Send(ctx, json.RawMessage("1"))
+		}
+		return toolmesh.Errorf(toolmesh.CodeNodeLost, "the lane is lost").WithStarted(toolmesh.StartedNo)
+	}
+	if _, err := h.Handle("note", host.HandlerFunc(lose), host.Schema(json.RawMessage(`{"type":"object"}`), nil)); err != nil {
+		t.Fatal(err)
+	}
+	testmesh.Start(t, h)
+	c := newClient(t, broker.Connect(t), nil)
+	if _, err := c.Call(t.Context(), "lane.note", nil); err != nil {
+		t.Error(err)
+	}
+}
+
 // Calls that tools make do not wait for room for arguments, which the calls above them hold.
 func TestNestedCallsDoNotWaitForArguments(t *testing.T) {
 	t.Parallel()

@@ -146,7 +146,7 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 			}
 			declared, others := c.declaredIdempotent(asking, routeKey{s.Session, id})
 			cancel()
-			if !declared && !s.idempotent && s.IdempotencyKey == "" {
+			if e.Started != toolmesh.StartedNo && !declared && !s.idempotent && s.IdempotencyKey == "" {
 				return err
 			}
 			queueOnly = !others && queueOnly

@@ -199,6 +199,9 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 	if err == nil {
 		return nil
 	}
+	if e := toolmesh.AsError(err); r.begun() && e.Started == toolmesh.StartedUnknown {
+		err = e.WithStarted(toolmesh.StartedYes)
+	}
 	code := toolmesh.CodeOf(err)
 	lost := code == toolmesh.CodeNodeLost || code == toolmesh.CodeWorkerCrashed
 	if r.taken > 0 || r.begun() && !lost {

@@ -67,7 +67,7 @@ func TestMisuseIsAnError(t *testing.T) {
 		"registry.NewResponder": func() error { _, err := registry.NewResponder(nil, nil, nil); return err },
 		"standby.New":           func() error { _, err := standby.New(nil, nil, "", nil); return err },
 		"registry.Acquire": func() error {
-			_, err := registry.Acquire(ctx, nil, registry.NodeRecord{Node: "n", Boot: "b"}, nil)
+			_, err := registry.Acquire(ctx, nil, registry.NodeRecord{Node: "n", Boot: "b"}, nil, nil)
 			return err
 		},
 		"registry.OpenView":       func() error { _, err := registry.OpenView(ctx, nil, nil); return err },

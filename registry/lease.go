@@ -39,7 +39,9 @@ const (
 
 	renewRetry   = 300 * time.Millisecond
 	renewTimeout = 2 * time.Second
-	verifyEvery  = 30 * time.Second
+	// prepareTimeout leaves time for a renewal within HoldsFor.
+	prepareTimeout = 3 * time.Second
+	verifyEvery    = 30 * time.Second
 	// conflictsMost bounds the attempts after conflicts; a replica that lags shows the old
 	// revision for a moment.
 	conflictsMost = 10
@@ -77,6 +79,9 @@ type Lease struct {
 	key  store.Key
 	node subjects.NodeID
 	boot subjects.BootID
+	// prepare makes the streams that are missing: a store that was wiped has none, and one in memory
+	// is lost with its broker.
+	prepare func(context.Context) error
 
 	mu     sync.Mutex
 	record NodeRecord
@@ -108,8 +113,10 @@ var ErrRunning = errors.New("is running already")
 // Acquire makes this process the node of record. If another boot holds the lease, it
 // listens for that boot's heartbeat for 2.5 s: if one comes the start is refused, else the
 // lease is taken over by compare-and-set. The record's Boot must be new for each start. A
-// goroutine renews the lease until [Lease.Release]. A nil logger discards.
-func Acquire(ctx context.Context, c Conn, record NodeRecord, log *slog.Logger) (*Lease, error) {
+// goroutine renews the lease until [Lease.Release]. prepare makes what the mesh needs in the store,
+// as far as it is missing: it is called first, and again after a reconnect or a failed renewal. A
+// nil logger discards.
+func Acquire(ctx context.Context, c Conn, record NodeRecord, prepare func(context.Context) error, log *slog.Logger) (*Lease, error) {
 	b := bus.Of(c)
 	if err := b.Check(); err != nil {
 		return nil, err
@@ -121,9 +128,12 @@ func Acquire(ctx context.Context, c Conn, record NodeRecord, log *slog.Logger) (
 	if record.Boot == "" {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "node %q needs a boot id, new for each start", record.Node)
 	}
+	if err := prepare(ctx); err != nil {
+		return nil, err
+	}
 	running, end := context.WithCancel(context.Background())
 	l := &Lease{
-		bus: store.Of(b), log: cmp.Or(log, slog.New(slog.DiscardHandler)), record: record, node: record.Node, boot: record.Boot,
+		bus: store.Of(b), log: cmp.Or(log, slog.New(slog.DiscardHandler)), record: record, node: record.Node, boot: record.Boot, prepare: prepare,
 		key:   store.Key{Bucket: subjects.BucketNodes, Name: token},
 		tools: make(map[string]storedRecord), every: RenewEvery,
 		kick: make(chan struct{}, 1), lost: make(chan struct{}), end: end,
@@ -381,7 +391,7 @@ func (l *Lease) delete(ctx context.Context) error {
 func (l *Lease) renewLoop(ctx context.Context) {
 	wait := RenewEvery
 	l.count(ctx)
-	verified := time.Now()
+	verified, unprepared := time.Now(), false
 	said := outage{log: l.log, begins: "the lease is not renewed: it is tried again", ends: "the lease is renewed again"}
 	for {
 		select {
@@ -391,7 +401,11 @@ func (l *Lease) renewLoop(ctx context.Context) {
 		case <-time.After(wait):
 		}
 		err := l.renew(ctx)
-		if err == nil && (l.unverified.Swap(false) || time.Since(verified) > verifyEvery) {
+		anew := err == nil && l.unverified.Swap(false)
+		if anew || err == nil && time.Since(verified) > verifyEvery {
+			if anew || unprepared {
+				unprepared = !l.prepared(ctx)
+			}
 			if err = l.verifyTools(ctx); err == nil {
 				verified = time.Now()
 			} else {
@@ -412,6 +426,17 @@ func (l *Lease) renewLoop(ctx context.Context) {
 		l.due = time.Now().Add(wait)
 		l.mu.Unlock()
 	}
+}
+
+// prepared makes what is missing in the store, and reports whether all of it is there.
+func (l *Lease) prepared(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, prepareTimeout)
+	defer cancel()
+	err := l.prepare(ctx)
+	if err != nil && ctx.Err() == nil {
+		l.log.Warn("the mesh's streams could not be checked", slog.String("error", err.Error()))
+	}
+	return err == nil
 }
 
 // interval is the time between two renewals now.
@@ -520,10 +545,7 @@ func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 		return again, nil
 	}
 	if store.IsUnavailable(err) && l.bus.Connected() {
-		// The bucket may not exist: the store was wiped.
-		ensuring, cancel := context.WithTimeout(ctx, renewTimeout)
-		defer cancel()
-		if l.bus.EnsureBucket(ensuring, subjects.BucketNodes) == nil {
+		if l.prepared(ctx) { // the bucket may have been missing
 			l.unverified.Store(true)
 		}
 	}
@@ -583,12 +605,6 @@ func (l *Lease) verifyTools(ctx context.Context) (err error) {
 		Stream: subjects.KVStream(subjects.BucketTools), Subject: subjects.KVSubject(subjects.BucketTools, l.key.Name+".>"),
 	}
 	for m, err := range values(ctx, l.bus, subjects.BucketTools, q) {
-		if err != nil && store.IsUnavailable(err) && l.bus.Connected() {
-			if err := errors.Join(l.bus.EnsureBucket(ctx, subjects.BucketSchemas), l.bus.EnsureBucket(ctx, subjects.BucketTools)); err != nil {
-				return err
-			}
-			break // it is made anew and empty
-		}
 		if err != nil {
 			return err
 		}

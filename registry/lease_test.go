@@ -131,7 +131,7 @@ func TestLeaseOfALivingNodeIsRefused(t *testing.T) {
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	l := acquire(t, b, record("n1", "boot1"))
 	beat(t, b, "n1", "boot1", 0)
-	_, err := registry.Acquire(t.Context(), b, record("n1", "boot2"), nil)
+	_, err := registry.Acquire(t.Context(), b, record("n1", "boot2"), prepared, nil)
 	wantCode(t, err, toolmesh.CodeUnavailable)
 	if !strings.Contains(err.Error(), "boot1") || toolmesh.AsError(err).Retryable {
 		t.Fatalf("%v: must name the boot and not be retryable", err)
@@ -154,7 +154,7 @@ func TestLeaseOfALivingNodeIsRefused(t *testing.T) {
 	}
 	refused := make(chan error, 1)
 	go func() {
-		_, err := registry.Acquire(t.Context(), b, record("n2", "boot2"), nil)
+		_, err := registry.Acquire(t.Context(), b, record("n2", "boot2"), prepared, nil)
 		refused <- err
 	}()
 	meshtest.Until(t, "the start is refused", func() bool {
@@ -232,15 +232,23 @@ func TestLeaseSurvivesARestartAndAWipedStore(t *testing.T) {
 	var before uint64
 	meshtest.Until(t, "the lease is there after a restart", func() bool { before = first(); return before > 0 })
 	meshtest.Until(t, "it is renewed", func() bool { return first() > before })
-	for _, bucket := range []string{subjects.BucketNodes, subjects.BucketTools} {
-		if err := b.JetStream().DeleteStream(t.Context(), subjects.KVStream(bucket)); err != nil {
-			t.Fatal(err)
+	wipe := func(streams ...string) {
+		for _, stream := range streams {
+			if err := b.JetStream().DeleteStream(t.Context(), stream); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
-	meshtest.Until(t, "lease and tools are back after a wipe", func() bool {
+	wipe(subjects.KVStream(subjects.BucketNodes), subjects.KVStream(subjects.BucketTools), subjects.StreamChunks)
+	back := func() bool {
 		r, ok := holder(t, b, "n1")
-		return ok && r.Boot == "boot1" && len(toolsOf(t, b)) == 1
-	})
+		_, err := b.JetStream().Stream(t.Context(), subjects.StreamChunks)
+		return ok && r.Boot == "boot1" && len(toolsOf(t, b)) == 1 && err == nil
+	}
+	meshtest.Until(t, "lease, tools and chunks are back after a wipe", back)
+	wipe(subjects.StreamChunks) // as one in memory, which is lost alone
+	s.Restart(t)
+	meshtest.Until(t, "chunks are back after a restart", back)
 	if l.Err() != nil {
 		t.Fatalf("error %v", l.Err())
 	}
@@ -270,7 +278,7 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
 	logs := meshtest.CaptureLogs(t)
-	l, err := registry.Acquire(t.Context(), b, record("n1", "boot1"), logs.Logger)
+	l, err := registry.Acquire(t.Context(), b, record("n1", "boot1"), prepared, logs.Logger)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -321,11 +329,11 @@ func TestWithdraw(t *testing.T) {
 func TestAcquireRefusesUnusableRecords(t *testing.T) {
 	t.Parallel()
 	b := open(t, meshtest.Broker(t).Connect(t))
-	_, err := registry.Acquire(t.Context(), b, record("", "boot1"), nil)
+	_, err := registry.Acquire(t.Context(), b, record("", "boot1"), prepared, nil)
 	wantCode(t, err, toolmesh.CodeInvalidRequest)
-	_, err = registry.Acquire(t.Context(), b, record("n1", ""), nil)
+	_, err = registry.Acquire(t.Context(), b, record("n1", ""), prepared, nil)
 	wantCode(t, err, toolmesh.CodeInvalidRequest)
-	_, err = registry.Acquire(t.Context(), b, record("n1", "boot1"), nil) // no buckets
+	_, err = registry.Acquire(t.Context(), b, record("n1", "boot1"), prepared, nil) // no buckets
 	wantCode(t, err, toolmesh.CodeUnavailable)
 }
 

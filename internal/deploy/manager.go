@@ -345,12 +345,20 @@ func (m *Manager) reconcile(ctx context.Context) (next time.Duration) {
 			defer e.mu.Unlock()
 			// The view may not know yet of an install that has just ended here.
 			now, err := m.store.Index(ctx, k.name, k.session)
-			if errors.Is(err, store.ErrNoKey) || err == nil && m.leaves(e, now) {
+			if errors.Is(err, store.ErrNoKey) && !m.forgotten(ctx, e) || err == nil && m.leaves(e, now) {
 				m.drop(ctx, k, e)
 			}
 		})
 	}
 	return next
+}
+
+// forgotten reports whether the registry was made anew since an index was installed: that it has no
+// record is no uninstall then, and the index is served until this node stops. Sessions end with the
+// registry. e.mu is held.
+func (m *Manager) forgotten(ctx context.Context, e *entry) bool {
+	s, err := m.bus.JetStream().Stream(ctx, subjects.KVStream(subjects.BucketIndexes))
+	return e.record.Epoch == "" && (err != nil || s.CachedInfo().Created.After(e.record.InstalledAt))
 }
 
 // wanted are the indexes that the view knows to be installed for this node.

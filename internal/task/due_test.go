@@ -9,6 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -45,25 +46,35 @@ func TestDueTimeOfALostRunner(t *testing.T) {
 	d.starts(t, "once")
 }
 
-// A runner goes on after an administrator has deleted the stream of schedules or its consumer,
-// and a runner that started has made it anew.
-func TestConsumerOfSchedulesIsMadeAnew(t *testing.T) {
+// A runner goes on after the broker has lost the streams of tasks and their consumers: a node makes the
+// streams anew.
+func TestConsumersAreMadeAnew(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	d := newDesk()
 	d.serve(t, broker.Connect(t), host.Options{})
 	nc := broker.Connect(t)
-	runs(t, nc, 0)
+	runner := runs(t, nc, 0)
 	js, err := jetstream.New(nc)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := js.DeleteConsumer(t.Context(), subjects.StreamSchedules, "due"); err != nil {
+	for _, stream := range []string{subjects.StreamSchedules, subjects.StreamTasks} {
+		if err := js.DeleteStream(t.Context(), stream); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := store.Of(testmesh.Bus(t, broker.Connect(t), nil)).Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	other := broker.Connect(t)
-	second := runs(t, other, 0)
-	second.Stop(t.Context())
+	meshtest.Until(t, "the consumers are there", func() bool {
+		if err := runner.Sweep(t.Context()); err != nil {
+			t.Log(err)
+		}
+		_, due := js.Consumer(t.Context(), subjects.StreamSchedules, "due")
+		_, queue := js.Consumer(t.Context(), subjects.StreamTasks, "normal-0")
+		return due == nil && queue == nil
+	})
 	submit(t, calls(t, broker.Connect(t), ""), "jobs.echo", "each", &client.SubmitOptions{Every: time.Second})
 	d.starts(t, "each")
 }

@@ -135,6 +135,9 @@ func (s *Service) arrived(m *nats.Msg) {
 		}
 	default:
 		l.paused = time.Now().Add(pauseAfterLoss)
+		if status == "503" {
+			s.missing.Store(true)
+		}
 	}
 }
 

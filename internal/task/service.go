@@ -75,6 +75,7 @@ type Service struct {
 	turn    int           // counts the tasks that were taken; the loop's own
 	freed   chan struct{} // of capacity 1: a task has ended
 	renewed atomic.Bool   // the connection is new: pending requests are lost
+	missing atomic.Bool   // a consumer did not answer: it may have been lost with its store
 	unhear  func()
 
 	mu      sync.Mutex
@@ -123,11 +124,7 @@ func (s *Service) Start(ctx context.Context) (err error) {
 		s.timed = &lane{stream: subjects.StreamSchedules, consumer: consumerDue, filter: subjects.AllDue}
 		s.asked = append(slices.Clip(s.lanes), s.timed)
 	}
-	var making errgroup.Group
-	for _, l := range s.asked {
-		making.Go(func() error { return s.bus.EnsureConsumer(ctx, l.stream, consumer(l.consumer, l.filter)) })
-	}
-	if err := making.Wait(); err != nil {
+	if err := s.consumers(ctx); err != nil {
 		return err
 	}
 	if s.queue, err = s.bus.OpenPulls(); err != nil {
@@ -150,6 +147,15 @@ func (s *Service) Start(ctx context.Context) (err error) {
 	s.work.Go(s.loop)
 	s.work.Go(s.sweeps)
 	return nil
+}
+
+// consumers makes the consumers that are missing.
+func (s *Service) consumers(ctx context.Context) error {
+	var making errgroup.Group
+	for _, l := range s.asked {
+		making.Go(func() error { return s.bus.EnsureConsumer(ctx, l.stream, consumer(l.consumer, l.filter)) })
+	}
+	return making.Wait() //nolint:wrapcheck // the store's own
 }
 
 // Stop accepts no more requests and tasks, and leaves its running calls to the other runners:

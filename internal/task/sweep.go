@@ -53,7 +53,18 @@ func (s *Service) sweeps() {
 // sweep reads the records that were written since the last sweep, if that is longer ago than
 // every, and queues the tasks whose submission was cut off before they were queued. Each record is
 // read once. One that fails is read again in the next sweep, and does not hold up the others.
+// Before that it makes consumers anew that were lost with their store.
 func (s *Service) sweep(ctx context.Context, every, age time.Duration) error {
+	if s.missing.Swap(false) {
+		_, err := s.bus.EnsureSchedules(ctx, s.opts.Replicas)
+		if err == nil {
+			err = s.consumers(ctx)
+		}
+		if err != nil {
+			s.missing.Store(true)
+			return err
+		}
+	}
 	var mark swept
 	entry, err := s.bus.Latest(ctx, sweptKey)
 	switch {

@@ -131,15 +131,14 @@ def test_a_store_that_names_no_node_violates_the_protocol(said: bytes) -> None:
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
-def test_an_attempt_has_no_items_of_an_earlier_one() -> None:
-    """The second item of a node came before its first one, and the node was lost: another one makes its own items."""
-    async def main() -> None:
+def _items(
+    attempts: list[list[tuple[int, bytes, str]]], headers: dict[str, str], idempotent: bool,
+) -> list[list[bytes]]:
+    """The pages of a stream whose attempts bring these chunks, and all but the last of them this answer then."""
+    async def main() -> list[list[bytes]]:
         link = Connection(lambda: None, "", "s")  # type: ignore[arg-type,return-value]
         link._clock.asks = lambda: False  # type: ignore[method-assign]
         live: list[Callable[[Any], None]] = []
-
-        def chunk(seq: int, data: bytes, kind: str = "data") -> None:
-            live[-1](SimpleNamespace(data=data, headers={"Mesh-Chunk": kind, "Mesh-Seq": str(seq)}))
 
         async def subscribe(_subject: str, future: Any) -> Any:
             live.append(future.set_result)
@@ -149,18 +148,32 @@ def test_an_attempt_has_no_items_of_an_earlier_one() -> None:
             pass
 
         async def post(_subject: str, _body: bytes, reply: str, _headers: dict[str, str]) -> None:
-            if len(live) == 1:
-                chunk(2, b'"old"')
-                lost = {"Mesh-Error-Code": "node_lost"}
-                link.pending[reply].take(SimpleNamespace(subject=reply, data=b"", headers=lost))  # type: ignore[arg-type]
-                return
-            chunk(1, b'"new"')
-            chunk(2, b'"new"')
-            chunk(3, b"", "complete")
+            for seq, data, kind in attempts[len(live) - 1]:
+                live[-1](SimpleNamespace(data=data, headers={"Mesh-Chunk": kind, "Mesh-Seq": str(seq)}))
+            if len(live) < len(attempts) or len(attempts) == 1:
+                link.pending[reply].take(SimpleNamespace(subject=reply, data=b"", headers=headers))  # type: ignore[arg-type]
 
         link._nc = SimpleNamespace(  # type: ignore[assignment]
             post=post, publish=publish, subscribe=subscribe, is_closed=False, is_connected=True, max_payload=1 << 20)
-        call = Call("s", "a.b", b"{}", "rpc_stream_1", idempotent=True)
-        assert [page async for page in pages(link, call)] == [[b'"new"', b'"new"']]
+        return [page async for page in pages(link, Call("s", "a.b", b"{}", "rpc_stream_1", idempotent=idempotent))]
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    return asyncio.run(asyncio.wait_for(main(), 10))
+
+
+_LOST = {"Mesh-Error-Code": "node_lost"}
+_WHOLE = [(1, b'"new"', "data"), (2, b'"new"', "data"), (3, b"", "complete")]
+
+
+def test_an_attempt_has_no_items_of_an_earlier_one() -> None:
+    """The second item of a node came before its first one, and the node was lost: another one makes its own items."""
+    assert _items([[(2, b'"old"', "data")], _WHOLE], _LOST, True) == [[b'"new"', b'"new"']]
+
+
+def test_a_lost_call_that_had_not_begun_is_sent_again() -> None:
+    assert _items([[], _WHOLE], {**_LOST, "Mesh-Started": "false"}, False) == [[b'"new"', b'"new"']]
+
+
+def test_a_lost_stream_of_which_an_item_came_has_started() -> None:
+    with pytest.raises(errors.NodeLost) as raised:
+        _items([[(1, b'"old"', "data")]], _LOST, False)
+    assert raised.value.started is True

@@ -276,7 +276,9 @@ func (k *Lanes) renew(now time.Time, out *outbox) {
 	if now.Before(k.nextAsk) {
 		return
 	}
-	k.nextAsk = now.Add(renewEvery)
+	if k.opts.Bus.Connected() { // else as soon as it is
+		k.nextAsk = now.Add(renewEvery)
+	}
 	for _, g := range k.held {
 		by := g.by
 		if g.n != 0 && now.Sub(g.sent) > silence {

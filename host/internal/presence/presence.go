@@ -34,7 +34,7 @@ const (
 // Options are the functions of a [Presence]'s node. All are required, and may be called
 // concurrently.
 type Options struct {
-	// Prepare makes the streams and buckets that the lease needs, before each attempt to take it.
+	// Prepare makes the missing streams and buckets: see [registry.Acquire].
 	Prepare func(context.Context) error
 	// Record is the node's current record.
 	Record func() registry.NodeRecord
@@ -140,10 +140,7 @@ func passes(err error) bool {
 func (p *Presence) acquire(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, AttemptWait)
 	defer cancel()
-	if err := p.opts.Prepare(ctx); err != nil {
-		return err
-	}
-	lease, err := registry.Acquire(ctx, p.bus, p.opts.Record(), p.log)
+	lease, err := registry.Acquire(ctx, p.bus, p.opts.Record(), p.opts.Prepare, p.log)
 	if err != nil {
 		return err
 	}

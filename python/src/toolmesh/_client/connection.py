@@ -511,7 +511,7 @@ class Connection:
                     ((failure.code == "node_lost" or failure.details.get("reason") == _CUT) and lost < _LOSSES
                      or failure.code == "worker_crashed" and not lost)
                     and not call.batch
-                    and (call.idempotent or call.key
+                    and (failure.started is False or call.idempotent or call.key
                          or await self._routes.idempotent(call, _LOST if failure.code == "node_lost" else None))
                 ):
                     lost += 1

@@ -116,6 +116,8 @@ class Attempt:
         except errors.MeshError as failure:
             failure.tool = failure.tool or call.tool
             complete = failure.origin != "caller" or failure.started is False
+            if self._begun and failure.started is None:
+                failure.started = True
             if self._taken or self._begun and failure.code not in ("node_lost", "worker_crashed"):
                 outdated(failure, call.described)
                 raise _Failed(failure) from None
