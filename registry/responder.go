@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -211,14 +211,17 @@ type Responder struct {
 
 	searcher *searcher
 
-	sub  *nats.Subscription
-	work errgroup.Group // answers that need the store
-	once sync.Once
+	sub *nats.Subscription
+	// places bounds the requests that need the store, by account.
+	places *fair.Room[subjects.SessionID]
+	work   sync.WaitGroup
+	once   sync.Once
 }
 
 const (
-	// waiting is how many requests are answered at once that need the store or compare names.
-	waiting      = 64
+	// waiting is how many requests are answered at once that need the store or compare names; one
+	// session alone has half of them.
+	waiting      = 128
 	readTimeout  = 5 * time.Second
 	listDefault  = 100
 	listMost     = 500
@@ -232,10 +235,9 @@ func NewResponder(c Conn, view *View, store *Store) (*Responder, error) {
 		return nil, err
 	}
 	r := &Responder{
-		bus: b, view: view, store: store,
+		bus: b, view: view, store: store, places: fair.NewRoom[subjects.SessionID](waiting),
 		searcher: &searcher{view: view, store: store, keep: indexesKept, scopes: make(map[subjects.SessionID]*searched)},
 	}
-	r.work.SetLimit(waiting)
 	sub, err := b.Conn().QueueSubscribe(subjects.AllRegistry, subjects.QueueGroup, r.receive)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "answer registry requests: %w", err).WithOrigin(toolmesh.OriginMesh)
@@ -251,7 +253,7 @@ func (r *Responder) Close() {
 		defer cancel()
 		_ = r.bus.Drain(ctx, r.sub)
 	})
-	_ = r.work.Wait()
+	r.work.Wait()
 }
 
 // receive answers resolve and candidates of a known tool at once, and starts a goroutine for
@@ -274,12 +276,11 @@ func (r *Responder) receive(m *nats.Msg) {
 		r.respond(m, nil, err)
 		return
 	}
-	answer := func() error {
+	answer := func() {
 		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 		defer cancel()
 		body, err := r.handle(ctx, s.Verb, &query{q, s.Session, askerOf(m.Reply)})
 		r.respond(m, body, err)
-		return nil
 	}
 	id := subjects.ToolID("")
 	switch s.Verb {
@@ -289,12 +290,20 @@ func (r *Responder) receive(m *nats.Msg) {
 		id, _ = r.view.lookup(s.Session, q.Tool)
 	}
 	if id != "" || s.Verb == VerbTime { // the time must not wait
-		_ = answer()
+		answer()
 		return
 	}
-	if !r.work.TryGo(answer) {
-		r.respond(m, nil, toolmesh.Errorf(toolmesh.CodeBusy, "the registry answers %d requests: try again", waiting))
+	session, _ := r.view.Session(s.Session)
+	account := subjects.Account(s.Session, session.Epoch)
+	if !r.places.Take(account, 1) {
+		r.respond(m, nil, toolmesh.Errorf(toolmesh.CodeBusy, "the registry answers %d requests at once, and the session has its share of them: try again", waiting).
+			WithDetail("limit", "requests").WithDetail("max", waiting))
+		return
 	}
+	r.work.Go(func() {
+		defer r.places.Give(account, 1)
+		answer()
+	})
 }
 
 // query is a request of a session; asker tells one caller from others.
