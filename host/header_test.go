@@ -3,6 +3,7 @@ package host_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
@@ -127,5 +128,15 @@ func TestRefusalsAreLoggedSeldom(t *testing.T) {
 	meshtest.Until(t, "all are refused", func() bool { return r.h.Figures().RefusedReplies >= 2*n })
 	if lines := logs.Count("reply subject is not an inbox"); lines == 0 || lines > 60 {
 		t.Errorf("%d lines tell of %d refusals", lines, 2*n)
+	}
+	// Nor do those of calls that fail grow with their number.
+	began, in := time.Now(), r.inbox()
+	for range n / 3 {
+		r.send(in, "tools.default.desk.nojson", `{}`)
+		in.next()
+	}
+	most := 200 + 20*int(time.Since(began)/time.Second+1)
+	if lines := logs.Count(`level=INFO msg="call finished"`); lines == 0 || lines > most {
+		t.Errorf("%d lines tell of %d failed calls, want at most %d", lines, n/3, most)
 	}
 }
