@@ -132,7 +132,7 @@ func sizeOf(args json.RawMessage, positional []json.RawMessage) int64 {
 // is not executed.
 func (r *Request) Drop() {
 	r.Args, r.Positional, r.body = nil, nil, nil
-	r.Parent, r.Lanes, r.Revision, r.IdempotencyKey, r.Trace = "", "", "", "", Trace{}
+	r.Parent, r.Lanes, r.Revision, r.Trace = "", "", "", Trace{}
 }
 
 // errInflated refuses a body that becomes too much.

@@ -124,11 +124,14 @@ func (h Header) Get(name string) string {
 // Set replaces a header.
 func (h Header) Set(name, value string) { h[name] = []string{value} }
 
-// without returns a copy without some of our headers.
+// without returns a copy without some of our headers and without those of the broker. The broker
+// acts upon Nats-Trace-Dest with the rights of the message's publisher, so a member of the mesh must
+// not pass on that of a caller. The broker has not refused it to a caller that hides it behind a
+// line that ends in LF alone.
 func (h Header) without(names ...string) Header {
 	out := make(Header, len(h)+len(names))
 	for k, v := range h {
-		if !slices.Contains(names, headerName(k)) {
+		if !slices.Contains(names, headerName(k)) && !begins(k, "nats-") {
 			out[k] = v
 		}
 	}
@@ -138,11 +141,16 @@ func (h Header) without(names ...string) Header {
 // hasMesh reports whether any Mesh- header is there: such a request is plain.
 func (h Header) hasMesh() bool {
 	for k := range h {
-		if len(k) > 5 && strings.EqualFold(k[:5], "mesh-") {
+		if begins(k, "mesh-") {
 			return true
 		}
 	}
 	return false
+}
+
+// begins reports whether a name is longer than a prefix and begins with it, in any case.
+func begins(name, prefix string) bool {
+	return len(name) > len(prefix) && strings.EqualFold(name[:len(prefix)], prefix)
 }
 
 // oneValue refuses a header of ours that came several times with different

@@ -296,7 +296,7 @@ func (r *Request) AwaitsHeader(word Awaits, question int64) Header {
 // make it another form.
 func (r *Request) PassOn(h Header, waited time.Duration) Header {
 	if r.Form != FormPlain {
-		return h
+		return h.without()
 	}
 	out := h.without(HeaderHops, HeaderTimeout)
 	out.Set(HeaderHops, strconv.Itoa(r.Hops+1))

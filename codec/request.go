@@ -345,7 +345,7 @@ func (r *Request) setID(id string) error {
 			return invalid("the rpc_id %q holds a character that cannot travel in a header", id)
 		}
 	}
-	r.RPCID = subjects.RPCID(id)
+	r.RPCID = subjects.RPCID(strings.Clone(id)) // a node stores it, and nothing else of the header block
 	return nil
 }
 

@@ -63,6 +63,23 @@ func TestRepetitionsHoldNoArguments(t *testing.T) {
 	}
 }
 
+// The name of a call that has ended is kept, and nothing else of its headers.
+func TestEndedCallsHoldNoHeaders(t *testing.T) {
+	r := newRig(t, nil)
+	before := heap()
+	const calls = 2000
+	in := r.inbox()
+	for n := range calls {
+		r.send(in, "tools.default.desk.session", `{}`, "Mesh-Rpc-Id", "h"+strconv.Itoa(n), "Long", strings.Repeat("x", 30<<10))
+		if a := in.next(); a.code() != "ok" {
+			t.Fatalf("%v %s", a.Header, a.Data)
+		}
+	}
+	if grown := heap() - before; grown > 24<<20 {
+		t.Errorf("%d calls that have ended hold %d MB", calls, grown>>20)
+	}
+}
+
 // The arguments on a node are bounded, for every kind of wait. A session leaves a share to
 // others, and gets an error beyond its own.
 func TestArgumentsAreBounded(t *testing.T) {

@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/internal/admit"
@@ -22,6 +24,9 @@ const (
 	// overdueGrace is how long a handler may take to return once its time is up;
 	// then its caller is answered all the same.
 	overdueGrace = time.Second
+	// failedPerSecond and failedAtOnce bound the lines of the log about failed calls.
+	failedPerSecond = 20
+	failedAtOnce    = 200
 )
 
 // runner runs admitted calls, here or on another node, and owns their resources while they run.
@@ -32,13 +37,15 @@ type runner struct {
 	args *fair.Room[subjects.SessionID] // bytes of arguments, by account
 	room *chunks.Space                  // of the chunk store
 
+	failed *rate.Limiter // lines of the log about failed calls
+
 	audience audience                        // of the events of calls
 	deletes  *fair.Queue[subjects.SessionID] // of arguments that no call reads any more
 }
 
 func newRunner(k *core) *runner {
 	return &runner{
-		core: k, deletes: fair.NewQueue[subjects.SessionID](deletesAtOnce, deletesWait, k.background.Go), audience: audience{bus: k.bus, of: make(map[subjects.SessionID]*bus.Probe)}, room: chunks.NewSpace(k.bus, subjects.StreamChunks), args: fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(k.opts.Slots)*argsPerSlot)),
+		core: k, failed: rate.NewLimiter(failedPerSecond, failedAtOnce), deletes: fair.NewQueue[subjects.SessionID](deletesAtOnce, deletesWait, k.background.Go), audience: audience{bus: k.bus, of: make(map[subjects.SessionID]*bus.Probe)}, room: chunks.NewSpace(k.bus, subjects.StreamChunks), args: fair.NewRoom[subjects.SessionID](max(minArgsRoom, int64(k.opts.Slots)*argsPerSlot)),
 		keys: once.New(once.Options{
 			Node: k.node, Boot: k.boot, Bus: store.Of(k.bus), Presence: k.presence, Base: k.base, Log: k.log, Go: k.background.Go, Replies: k.replies, Exited: errExited,
 		}),
@@ -93,7 +100,10 @@ func (r *runner) logCall(c *inflight, record admit.Record) {
 	level := slog.LevelDebug
 	code := ""
 	if record.Err != nil {
-		level, code = slog.LevelInfo, string(record.Err.Code)
+		code = string(record.Err.Code)
+		if r.failed.Allow() { // any caller can cause as many as it likes
+			level = slog.LevelInfo
+		}
 	}
 	if !r.log.Enabled(r.base, level) {
 		return

@@ -55,11 +55,11 @@ func (st *streams) replay(m *nats.Msg) {
 		st.counts.refusedReplies.Add(1)
 		return
 	}
-	if err == nil && m.Size() > maxRequest {
-		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a request for stored chunks has %d bytes, at most %d are possible", m.Size(), maxRequest)
-	}
-	if err != nil {
+	switch {
+	case err != nil:
 		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	case m.Size() > maxRequest:
+		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a request for stored chunks has %d bytes, at most %d are possible", m.Size(), maxRequest)
 	}
 	refuse := func(err error) {
 		header, body := codec.ErrorReply(admit.Refusal(err))

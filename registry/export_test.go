@@ -86,3 +86,9 @@ func (r *Responder) Indexes() (shared string, sessions int) {
 
 // DescriptorOf is descriptorOf.
 var DescriptorOf = descriptorOf
+
+// Occupy takes all places for requests that an account may have.
+func (r *Responder) Occupy(account subjects.SessionID) {
+	for r.places.Take(account, 1) {
+	}
+}

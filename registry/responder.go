@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -211,18 +211,21 @@ type Responder struct {
 
 	searcher *searcher
 
-	sub  *nats.Subscription
-	work errgroup.Group // answers that need the store
-	open sync.Map       // of asked: the questions that work answers
-	once sync.Once
+	sub *nats.Subscription
+	// places bounds the requests that need the store, by account.
+	places *fair.Room[subjects.SessionID]
+	work   sync.WaitGroup
+	open   sync.Map // of asked: the questions that work answers
+	once   sync.Once
 }
 
 // asked is a question of a caller. One that hears nothing asks again, up to fifty times in two seconds.
 type asked struct{ reply, subject, body string }
 
 const (
-	// waiting is how many requests are answered at once that need the store or compare names.
-	waiting      = 64
+	// waiting is how many requests are answered at once that need the store or compare names; one
+	// session alone has half of them.
+	waiting      = 128
 	readTimeout  = 5 * time.Second
 	listDefault  = 100
 	listMost     = 500
@@ -236,10 +239,9 @@ func NewResponder(c Conn, view *View, store *Store) (*Responder, error) {
 		return nil, err
 	}
 	r := &Responder{
-		bus: b, view: view, store: store,
+		bus: b, view: view, store: store, places: fair.NewRoom[subjects.SessionID](waiting),
 		searcher: &searcher{view: view, store: store, keep: indexesKept, scopes: make(map[subjects.SessionID]*searched)},
 	}
-	r.work.SetLimit(waiting)
 	sub, err := b.Conn().QueueSubscribe(subjects.AllRegistry, subjects.QueueGroup, r.receive)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "answer registry requests: %w", err).WithOrigin(toolmesh.OriginMesh)
@@ -255,7 +257,7 @@ func (r *Responder) Close() {
 		defer cancel()
 		_ = r.bus.Drain(ctx, r.sub)
 	})
-	_ = r.work.Wait()
+	r.work.Wait()
 }
 
 // receive answers resolve and candidates of a known tool at once, and starts a goroutine for
@@ -278,12 +280,11 @@ func (r *Responder) receive(m *nats.Msg) {
 		r.respond(m, nil, err)
 		return
 	}
-	answer := func() error {
+	answer := func() {
 		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 		defer cancel()
 		body, err := r.handle(ctx, s.Verb, &query{q, s.Session, askerOf(m.Reply)})
 		r.respond(m, body, err)
-		return nil
 	}
 	id := subjects.ToolID("")
 	switch s.Verb {
@@ -293,17 +294,26 @@ func (r *Responder) receive(m *nats.Msg) {
 		id, _ = r.view.lookup(s.Session, q.Tool)
 	}
 	if id != "" || s.Verb == VerbTime { // the time must not wait
-		_ = answer()
+		answer()
 		return
 	}
 	question := asked{m.Reply, m.Subject, string(m.Data)}
 	if _, again := r.open.LoadOrStore(question, nil); again {
 		return // answered once: a busy node would be the busier for each copy
 	}
-	if !r.work.TryGo(func() error { defer r.open.Delete(question); return answer() }) {
+	session, _ := r.view.Session(s.Session)
+	account := subjects.Account(s.Session, session.Epoch)
+	if !r.places.Take(account, 1) {
 		r.open.Delete(question)
-		r.respond(m, nil, toolmesh.Errorf(toolmesh.CodeBusy, "the registry answers %d requests: try again", waiting))
+		r.respond(m, nil, toolmesh.Errorf(toolmesh.CodeBusy, "the registry answers %d requests at once, and the session has its share of them: try again", waiting).
+			WithDetail("limit", "requests").WithDetail("max", waiting))
+		return
 	}
+	r.work.Go(func() {
+		defer r.places.Give(account, 1)
+		defer r.open.Delete(question)
+		answer()
+	})
 }
 
 // query is a request of a session; asker tells one caller from others.

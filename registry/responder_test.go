@@ -34,6 +34,25 @@ func respond(t testing.TB, b *bus.Bus, v *registry.View, store *registry.Store) 
 	return r
 }
 
+// A session with as many requests as it may have leaves others theirs.
+func TestRequestsOfASessionLeaveOthersTheirs(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	v := view(t, b)
+	r := respond(t, b, v, testmesh.Store(t, b))
+	r.Occupy("") // as of sessions that were not created
+	var answer registry.ListAnswer
+	client := open(t, s.Connect(t))
+	err := ask(t, client, "made-up", registry.VerbList, nil, &answer)
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeBusy || e.Started != toolmesh.StartedNo || e.Details["limit"] != "requests" {
+		t.Errorf("one more request: %v", err)
+	}
+	if err := ask(t, client, "default", registry.VerbList, nil, &answer); err != nil {
+		t.Errorf("another session: %v", err)
+	}
+}
+
 // ask sends a registry request as a client does.
 func ask(t testing.TB, b *bus.Bus, session, verb string, question, answer any) error {
 	t.Helper()

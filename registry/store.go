@@ -384,7 +384,19 @@ const restedAfter = 2 * time.Minute
 // CreateSession writes a session's record; one that exists is [store.ErrConflict].
 // A record with a TTL expires by itself.
 func (s *Store) CreateSession(ctx context.Context, r SessionRecord) error {
-	return s.create(ctx, "session", string(r.ID), sessionKey(r.ID), r, r.TTL)
+	key := sessionKey(r.ID)
+	if r.Key != "" {
+		key.err = cmp.Or(key.err, mayHaveKeys(r.ID))
+	}
+	return s.create(ctx, "session", string(r.ID), key, r, r.TTL)
+}
+
+// mayHaveKeys refuses a session whose name is not one of sessions with keys.
+func mayHaveKeys(id subjects.SessionID) error {
+	if _, err := subjects.CallerRights(id, false); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	return nil
 }
 
 // Session returns a session's record; one that was not created is [store.ErrNoKey].

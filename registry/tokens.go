@@ -135,7 +135,9 @@ func (s *Store) CreateToken(ctx context.Context, r TokenRecord) error {
 	if !r.Expires.IsZero() {
 		ttl = r.Expires.Sub(r.Created)
 	}
-	return s.create(ctx, "token", r.ID, tokenKey(r.Session, r.ID), r, ttl)
+	key := tokenKey(r.Session, r.ID)
+	key.err = cmp.Or(key.err, mayHaveKeys(r.Session))
+	return s.create(ctx, "token", r.ID, key, r, ttl)
 }
 
 // DeleteToken revokes a token; one that does not exist is no error.

@@ -66,3 +66,19 @@ func TestNarrowedRights(t *testing.T) {
 		t.Error("a glob without a pattern is taken")
 	}
 }
+
+// A key of a session reads no inbox of nodes and administrators, whatever the session's name.
+func TestNoSessionHasTheInboxOfAMember(t *testing.T) {
+	t.Parallel()
+	for _, session := range []subjects.SessionID{"mesh_node", "mesh_admin", "mesh_x"} {
+		if r, err := subjects.CallerRights(session, false); err == nil {
+			t.Errorf("a key of %s subscribes %v", session, r.Subscribe)
+		}
+		if r, err := subjects.NarrowedRights(session, nil, nil); err == nil {
+			t.Errorf("a token of %s subscribes %v", session, r.Subscribe)
+		}
+	}
+	if _, err := subjects.CallerRights("mesh", false); err != nil {
+		t.Error(err)
+	}
+}

@@ -46,7 +46,7 @@ func ReplyAllowed(reply string, session SessionID, sessionCredentials bool) bool
 	if !ok {
 		return false
 	}
-	if after, ok := strings.CutPrefix(rest, "mesh_"); ok && after != "" {
+	if after, ok := strings.CutPrefix(rest, meshInbox); ok && after != "" {
 		return true
 	}
 	if session == "" {

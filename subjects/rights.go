@@ -1,6 +1,9 @@
 package subjects
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // Rights are the subjects that a credential may use, in the form of the NATS
 // server's permissions: patterns, and in Subscribe a pattern with a queue group
@@ -16,6 +19,9 @@ const (
 	SharedInbox = "_INBOX"
 	InboxNode   = "_INBOX_mesh_node"
 	InboxAdmin  = "_INBOX_mesh_admin"
+
+	// meshInbox follows "_INBOX_" in those of the mesh's members.
+	meshInbox = "mesh_"
 )
 
 // discovery is where NATS's service discovery is asked.
@@ -28,7 +34,7 @@ const discovery = "$SRV.>"
 // pattern in > may be written with *: NATS (2.15.2) does not find that by a subscription that ends
 // in *, and a leaf node with these rights would not learn the subscribers.
 func CallerRights(session SessionID, shared bool) (Rights, error) {
-	token, err := EncodeToken(string(session))
+	token, err := callerToken(session)
 	if err != nil {
 		return Rights{}, err
 	}
@@ -46,11 +52,20 @@ func CallerRights(session SessionID, shared bool) (Rights, error) {
 	return r, nil
 }
 
+// callerToken returns the token of a session that may have keys. The inboxes of a session whose name
+// begins with "mesh_" may be those of nodes or administrators.
+func callerToken(session SessionID) (string, error) {
+	if strings.HasPrefix(string(session), meshInbox) {
+		return "", fmt.Errorf("%w: session %q cannot have keys: the inboxes of nodes and administrators begin with %s, so no session's name with a key may; choose another name", ErrInvalid, session, meshInbox)
+	}
+	return EncodeToken(string(session))
+}
+
 // NarrowedRights are those of a caller that may call only some tools of a session: those of exact
 // globs, and those of ids. It makes neither batches nor tasks, as the server would make their
 // calls. It shares its inbox and the session's streams with the session's other keys.
 func NarrowedRights(session SessionID, exact Globs, ids []ToolID) (Rights, error) {
-	token, err := EncodeToken(string(session))
+	token, err := callerToken(session)
 	if err != nil {
 		return Rights{}, err
 	}

@@ -11,12 +11,21 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
+// maxHeader bounds the header block of a request, in bytes. Values are parts of the block, so a
+// waiting call that keeps one of them keeps all of it.
+const maxHeader = 32 << 10
+
 // RequestHeader returns the headers of a received request. nats.go delivers a message with an
 // unreadable header block as one without headers: the caller's options would be ignored, so the
-// error is invalid_request, with started:false and without an origin. Such a message is larger
-// than its remaining parts.
+// error is invalid_request, with started:false and without an origin, as for a block that is too
+// long. Such a message is larger than its remaining parts.
 func RequestHeader(m *nats.Msg) (codec.Header, *toolmesh.Error) {
-	if m.Header == nil && m.Size() > len(m.Subject)+len(m.Reply)+len(m.Data) {
+	size := m.Size() - len(m.Subject) - len(m.Reply) - len(m.Data)
+	switch {
+	case size > maxHeader:
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the message's header block has %d bytes, at most %d are possible", size, maxHeader).
+			WithStarted(toolmesh.StartedNo)
+	case m.Header == nil && size > 0:
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the message's header block cannot be read: it is NATS/1.0, then lines of name: value").
 			WithStarted(toolmesh.StartedNo)
 	}

@@ -166,7 +166,7 @@ func (r *Replayer) Answer(ctx context.Context, s subjects.Subject, epoch string,
 		r.log.WarnContext(ctx, "replay interrupted", slog.String("rpc_id", string(s.RPC)), slog.String("error", broken.Error()))
 	case err != nil:
 		e := toolmesh.AsError(err)
-		r.log.WarnContext(ctx, "replay failed", slog.String("rpc_id", string(s.RPC)), slog.String("error", e.Message))
+		r.log.DebugContext(ctx, "replay failed", slog.String("rpc_id", string(s.RPC)), slog.String("error", e.Message))
 		_ = respond(codec.ErrorReply(e))
 	default:
 		_ = respond(codec.ReplayEnd(high), nil)

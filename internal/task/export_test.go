@@ -34,11 +34,12 @@ func (s *Service) SetRequests(n int64) { s.places = fair.NewRoom[subjects.Sessio
 // SetHeld bounds the bytes of values in memory.
 func (s *Service) SetHeld(n int64) { s.held = fair.NewRoom[subjects.SessionID](n) }
 
-// HoldValues takes all room for values, until free is called.
+// HoldValues takes all room for values that a session may have, of 4 MiB, until free is called.
 func (s *Service) HoldValues(session subjects.SessionID) (free func()) {
-	s.held = fair.NewRoom[subjects.SessionID](1)
+	s.SetHeld(4 << 20)
 	held := &holding{s: s, account: s.account(session)}
-	_ = held.take(1)
+	for held.take(64<<10) == nil { //nolint:revive // until there is none
+	}
 	return held.free
 }
 

@@ -75,11 +75,16 @@ func (s *Service) receive(m *nats.Msg) {
 		s.bus.Respond(m, nil, err)
 		return
 	}
+	held := &holding{s: s, account: account}
+	if err := held.take(int64(m.Size())); err != nil {
+		s.places.Give(account, 1)
+		s.bus.Respond(m, nil, err)
+		return
+	}
 	s.requests.Go(func() {
 		defer s.places.Give(account, 1)
 		ctx, cancel := context.WithTimeout(s.base, answerWait+mostWait)
 		defer cancel()
-		held := &holding{s: s, account: account}
 		defer held.free()
 		answer, err := s.handle(ctx, subject, &q, held)
 		s.bus.Respond(m, answer, err)

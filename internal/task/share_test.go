@@ -143,6 +143,25 @@ func TestInventedSessionsHaveOneShare(t *testing.T) {
 	if r := <-ask("other", "show", show); r.Err != nil {
 		t.Error(r.Err)
 	}
+	// Requests that wait hold their messages.
+	s.SetHeld(1 << 20)
+	s.SetRequests(100)
+	padded := `{"id":"x","wait_ms":2000,"args":{"pad":"` + strings.Repeat("x", 100<<10) + `"}}`
+	refused = 0
+	for i := range waits[:10] {
+		waits[i] = ask("made-up-"+strconv.Itoa(i%(n-1)), "wait", padded)
+	}
+	if r := <-ask("other", "show", `{"id":"`+string(running.ID())+`"}`); r.Err != nil {
+		t.Errorf("another session beside long requests: %v", r.Err)
+	}
+	for _, wait := range waits[:10] {
+		if r := <-wait; r.Err != nil && r.Err.Details["limit"] == "held_bytes" {
+			refused++
+		}
+	}
+	if refused < 5 {
+		t.Errorf("%d of 10 requests of 100 KiB are refused that wait where half of 1 MiB is free", refused)
+	}
 	close(d.gate("g"))
 	close(d.gate("other"))
 }

@@ -295,20 +295,62 @@ func TestCallsOfDeadCallersDoNotBegin(t *testing.T) {
 	if _, err := dead.SubscribeSync(inbox); err != nil {
 		t.Fatal(err)
 	}
-	if err := dead.PublishMsg(&nats.Msg{Subject: "tools." + r.session() + ".weather.today", Reply: inbox, Header: nats.Header{"Mesh-Rpc-Id": {"r1"}, "Mesh-Keepalive": {"1"}, "Mesh-Timeout-Ms": {"600000"}}}); err != nil {
-		t.Fatal(err)
+	for id, key := range map[string]string{"r1": "", "r2": "key"} {
+		header := nats.Header{"Mesh-Rpc-Id": {id}, "Mesh-Keepalive": {"1"}, "Mesh-Timeout-Ms": {"600000"}}
+		if key != "" {
+			header.Set("Mesh-Idempotency-Key", key)
+		}
+		if err := dead.PublishMsg(&nats.Msg{Subject: "tools." + r.session() + ".weather.today", Reply: inbox, Header: header}); err != nil {
+			t.Fatal(err)
+		}
 	}
-	r.awaits(1)
+	r.awaits(2)
 	dead.Close()
 	left := time.Now()
 	meshtest.Until(t, "a keepalive, of which there is one each second, has found nobody", func() bool { return time.Since(left) > 2500*time.Millisecond })
 	r.node("n1", 8)
 	r.awaits(0)
-	if m := <-r.request("weather.today", `{}`, nil); string(m.Data) != "1" {
+	meshtest.Until(t, "the call with a key, which may be asked for again, has run", func() bool { return r.ran.Load() == 1 })
+	if m := <-r.request("weather.today", `{}`, nil); string(m.Data) != "2" {
 		t.Errorf("the next call: %v %s", m.Header, m.Data)
 	}
-	if n := r.ran.Load(); n != 1 {
+	if n := r.ran.Load(); n != 2 {
 		t.Errorf("%d calls ran", n)
+	}
+}
+
+// A header that the broker acts upon, and that a caller hides from it behind a line that ends in LF
+// alone, is not published with the router's rights.
+func TestHeadersOfTheBrokerAreNotPassedOn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, single(t), 1, &standby.Options{})
+	traces, err := r.nc.SubscribeSync("stolen")
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := r.nc.SubscribeSync(r.nc.NewInbox())
+	if err == nil {
+		err = r.nc.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, body := range []string{`{}`, `{"type":"rpc_tool_call","rpc_id":"e","tool_id":"weather.today"}`} {
+		r.top.Brokers[0].PublishRaw(t, "tools.default.weather.today", answer.Subject, "NATS/1.0\r\nX: y\nNats-Trace-Dest: stolen\r\n\r\n", body)
+	}
+	r.awaits(2)
+	r.node("n1", 2)
+	for range 2 {
+		if _, err := answer.NextMsg(waitTimeout); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The traces of the broker come in order.
+	if err := r.nc.PublishMsg(&nats.Msg{Subject: "last", Header: nats.Header{"Nats-Trace-Dest": {"stolen"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if first, err := traces.NextMsg(waitTimeout); err != nil || !strings.Contains(string(first.Data), `"subj":"last"`) {
+		t.Errorf("the router published with its own rights: %v %s", err, first.Data)
 	}
 }
 

@@ -1,7 +1,7 @@
 package batch
 
 import (
-	"maps"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -76,13 +76,9 @@ func (s *Server) forward(owner *bus.Peer, subject subjects.Subject, caller *read
 	defer close(done)
 	s.running.Go(func() { f.passAlive(done) })
 	// The id is in the header, should the body have none: the owner must not make another.
-	header := maps.Clone(m.Header)
-	if header == nil {
-		header = nats.Header{}
-	}
+	header := b.PassOn(codec.Header(m.Header), time.Since(caller.Start))
 	header[codec.HeaderKeepalive], header[codec.HeaderRPCID] = []string{"1"}, []string{string(b.Request.RPCID)}
-	header[codec.HeaderHops] = []string{"1"}
-	if f.Send(&nats.Msg{Subject: to, Header: header, Data: m.Data}, owner) != nil {
+	if f.Send(&nats.Msg{Subject: to, Header: nats.Header(header), Data: m.Data}, owner) != nil {
 		return false
 	}
 	for taken := false; ; taken = true {

@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/internal/reply"
 	"github.com/toolmesh/toolmesh/host/internal/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -24,7 +25,7 @@ import (
 const (
 	// maxBatches is how many batches a node runs at once, and as many that tools send.
 	maxBatches = 128
-	// maxPassing is how many a node passes on at once.
+	// maxPassing is how many a node passes on, or reads from the store, at once.
 	maxPassing = 1024
 
 	lookWait = 5 * time.Second // bounds the look-up of tools in the registry
@@ -65,13 +66,13 @@ type Server struct {
 	Options
 	table    *admit.Table[*execution]
 	draining atomic.Bool
-	passing  atomic.Int64   // batches that are passed on
-	running  sync.WaitGroup // goroutines of batches
+	passing  *fair.Room[subjects.SessionID] // batches that are passed on, or read from the store
+	running  sync.WaitGroup                 // goroutines of batches
 }
 
 // New makes a server.
 func New(o Options) *Server {
-	return &Server{Options: o, table: admit.NewTable[*execution](maxBatches, time.Now)}
+	return &Server{Options: o, table: admit.NewTable[*execution](maxBatches, time.Now), passing: fair.NewRoom[subjects.SessionID](maxPassing)}
 }
 
 // Drain refuses new batches; running ones go on.
@@ -134,14 +135,14 @@ func (s *Server) read(subject subjects.Subject, m *nats.Msg, began time.Time, he
 		s.serve(subject, m, header, m.Data, began, here, nil)
 		return
 	}
-	if s.passing.Add(1) > maxPassing {
-		s.passing.Add(-1)
-		unread(codec.Batch{}, errPassing)
+	leave, bad := s.place(subject.Session, m)
+	if bad != nil {
+		unread(codec.Batch{}, bad)
 		return
 	}
 	s.running.Go(func() {
 		body, free, bad := s.Host.Load(subject.Session, ref)
-		s.passing.Add(-1)
+		leave()
 		if bad == nil && len(m.Data) > 0 {
 			free()
 			bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s replaces the body, and the request has both: send one of them", codec.HeaderRef)
@@ -209,7 +210,23 @@ func (s *Server) owner(session subjects.SessionID, id subjects.RPCID, first subj
 	return s.Bus.Listed(owner.Node, owner.Boot)
 }
 
-var errPassing = toolmesh.Errorf(toolmesh.CodeBusy, "the node already passes on %d batches: try again", maxPassing)
+var errPassing = toolmesh.Errorf(toolmesh.CodeBusy, "the node passes on %d batches at once, and the session has its share of them: try again", maxPassing).
+	WithDetail("limit", "batches").WithDetail("max", maxPassing)
+
+// place takes a place for a batch that waits for another node or for the store, and room for its
+// message; leave gives them back.
+func (s *Server) place(session subjects.SessionID, m *nats.Msg) (leave func(), bad *toolmesh.Error) {
+	account := s.Account(session)
+	if !s.passing.Take(account, 1) {
+		return nil, errPassing
+	}
+	free, bad := s.Host.Hold(session, int64(m.Size()))
+	if bad != nil {
+		s.passing.Give(account, 1)
+		return nil, bad
+	}
+	return func() { free(); s.passing.Give(account, 1) }, nil
+}
 
 // request returns the entry of a batch for admission.
 func (s *Server) request(subject subjects.Subject, to *reader) admit.Request {
@@ -241,15 +258,15 @@ func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Running[*
 
 // pass has a batch passed on, as long as not too many are.
 func (s *Server) pass(owner *bus.Peer, subject subjects.Subject, to *reader, m *nats.Msg) {
-	if s.passing.Add(1) > maxPassing {
-		s.passing.Add(-1)
-		s.refuse(to, errPassing)
+	leave, bad := s.place(subject.Session, m)
+	if bad != nil {
+		s.refuse(to, bad)
 		return
 	}
 	to.b.Drop() // m keeps the batch while it waits
 	s.running.Go(func() {
 		passed := s.forward(owner, subject, to, m)
-		s.passing.Add(-1)
+		leave()
 		if !passed {
 			s.read(subject, m, to.Start, true)
 		}

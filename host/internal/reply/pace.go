@@ -94,16 +94,17 @@ func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int, told bool
 	}
 }
 
-// outboxName is equal for results to the same connection.
+// outboxName is equal for results of a session to the same connection.
 func outboxName(r *stream.Reader) string {
 	if r.Request.Hops > 0 { // another node passes it on: all its callers in a session may share one connection
-		return " " + string(r.Request.Session)
+		return string(r.Request.Session)
 	}
 	name := r.Reply
 	if at := strings.LastIndexByte(name, '.'); at > strings.IndexByte(name, '.') {
 		name = name[:at] // a connection has one inbox, with a token for each request
 	}
-	return name
+	// A caller may name another connection's: keepalives of a call that was passed on tell a member's.
+	return string(r.Request.Session) + " " + name
 }
 
 // Unread refuses a new call of a connection that does not read earlier results: those would take

@@ -56,7 +56,10 @@ func TestResultsArePaced(t *testing.T) {
 		next(n)
 	}
 	waits(1)
-	p.wait(done, reader(0, "b"), size, true)         // another connection
+	p.wait(done, reader(0, "b"), size, true) // another connection
+	other := reader(1000, "a")               // another session names the connection's inbox
+	other.Request.Session = "t"
+	p.wait(done, other, size, true)
 	p.wait(done, reader(0, "c"), 2*pacedMost, false) // larger than all that may be: alone it goes
 	p.Tick(time.Now().Add(readWithin - time.Second))
 	waits(1)

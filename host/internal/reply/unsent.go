@@ -51,7 +51,13 @@ func (u *unsent) hold(log *slog.Logger, m *nats.Msg, behind bool) bool {
 
 func heldSize(m *nats.Msg) int64 { return int64(m.Size() + heldCost) }
 
+// inboxPrefix is the first token of a reply subject. All of those of the mesh's own members are
+// one: any caller may name any of them.
 func inboxPrefix(reply string) string {
+	const members = "_INBOX_mesh_"
+	if strings.HasPrefix(reply, members) {
+		return members
+	}
 	prefix, _, _ := strings.Cut(reply, ".")
 	return prefix
 }
