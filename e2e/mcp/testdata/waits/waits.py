@@ -8,9 +8,9 @@ from toolmesh import mesh
 
 async def wait(path: str) -> str:
     """Waits for ten minutes. It makes the file PATH.begun, and PATH if it is cancelled."""
-    Path(path + ".begun").touch()
-    mesh.progress(0.5, "begun")
-    try:
+    try:  # a cancel may come as soon as the file is there, before the first await
+        Path(path + ".begun").touch()
+        mesh.progress(0.5, "begun")
         await asyncio.sleep(600)
     except asyncio.CancelledError:
         Path(path).touch()
