@@ -91,8 +91,8 @@ func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts 
 	}
 }
 
-// errStopped ends a stream whose reader broke out of the loop.
-var errStopped = toolmesh.Errorf(toolmesh.CodeCancelled, "the reader stopped")
+// errStopped ends a stream whose reader broke out of the loop. It is returned as it is, never a copy.
+var errStopped = toolmesh.Errorf(toolmesh.CodeCancelled, "the reader stopped").WithStarted(toolmesh.StartedYes)
 
 // reader is one stream on its way.
 type reader struct {
