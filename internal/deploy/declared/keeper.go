@@ -169,7 +169,7 @@ func (k *Keeper) lead(t *term, revision uint64, began time.Time) {
 	end()
 	t.wg.Wait() // nothing is asked for once another one leads
 	if k.base.Err() == nil {
-		k.log.Warn("the lease for the indexes is lost: another process may have it", slog.String("error", cmp.Or(err, errors.New("the file took longer to read than the lease lasts")).Error()))
+		k.log.Warn("the lease for the indexes is lost: another process may have it", slog.String("error", cmp.Or(err, errors.New("no renewal came in time, as where this process was held up or the file is slow")).Error()))
 		return
 	}
 	leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait)

@@ -415,7 +415,7 @@ func TestALateRenewalLosesTheLease(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.write(t, "index = []\n")
-	late := &told{text: "the lease for the indexes is lost: another process may have it error=the file took longer", ch: make(chan struct{}, 1)}
+	late := &told{text: "the lease for the indexes is lost: another process may have it error=no renewal came in time", ch: make(chan struct{}, 1)}
 	r.keepEvery(t, late, 50*time.Millisecond, func(k *declared.Keeper) { k.SetHold(1) })
 	select {
 	case <-late.ch:
