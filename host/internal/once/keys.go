@@ -253,7 +253,7 @@ func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh
 	if waiting := k.waiting(c.account, 0); waiting > 0 {
 		return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys does not answer: the keys of %d calls that did not begin wait to be freed there", waiting))
 	}
-	began, pause := time.Now(), time.NewTimer(0)
+	pause := time.NewTimer(0)
 	defer pause.Stop()
 	for next := time.Duration(0); ; next = min(max(2*next, firstKeyLook), lastKeyLook) {
 		select {
@@ -264,6 +264,7 @@ func (k *Keys) claim(ctx context.Context, c *claim) (other *keyed, bad *toolmesh
 			}
 			return nil, stillRuns(ctx)
 		}
+		began := time.Now()
 		other, bad, err := k.try(ctx, c)
 		switch {
 		case c.revision > 0 || other != nil || bad != nil:

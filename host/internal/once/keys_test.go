@@ -22,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -236,6 +237,38 @@ func TestASilentStoreIsWaitedForOnce(t *testing.T) {
 	proxy.Blackhole()
 	got := k.Do(t.Context(), request("a", `{}`), nil).Err
 	if got == nil || got.Code != toolmesh.CodeUnavailable || got.Started != toolmesh.StartedNo || got.Details["waited_ms"] == nil {
+		t.Errorf("got %v with details %v", got, got.Details)
+	}
+}
+
+// The time in which a call waits for another one of its key is none that the store was silent.
+func TestAWaitForAKeyIsNoSilenceOfTheStore(t *testing.T) {
+	t.Parallel()
+	nc := meshtest.Broker(t).Connect(t)
+	k := nodeOn(t, nc, "a")
+	other := nodeOn(t, nc, "b")
+	lease, err := registry.Acquire(t.Context(), other.Bus.Bus, registry.NodeRecord{
+		Node: "b", Boot: "boot", State: registry.StateServing, Slots: 1, Proto: [2]int{1, 1}, Started: time.Now(),
+	}, func(context.Context) error { return nil }, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lease.Release(context.WithoutCancel(t.Context())) }()
+	begun, over := make(chan struct{}), make(chan struct{})
+	var first sync.WaitGroup
+	first.Go(func() {
+		other.Do(t.Context(), request("a", `{}`), func() admit.Record { close(begun); <-over; return admit.Record{} })
+	})
+	t.Cleanup(first.Wait) // its result is not stored any more
+	defer close(over)
+	<-begun
+	time.AfterFunc(keyWait+keyWait/10, func() {
+		if err := k.Bus.JetStream().DeleteStream(t.Context(), subjects.KVStream(subjects.BucketIdem)); err != nil {
+			t.Error(err)
+		}
+	})
+	got := k.Do(t.Context(), request("a", `{}`), nil).Err
+	if got == nil || got.Code != toolmesh.CodeUnavailable || got.Details["waited_ms"] != nil {
 		t.Errorf("got %v with details %v", got, got.Details)
 	}
 }
