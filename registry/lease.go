@@ -391,7 +391,8 @@ func (l *Lease) delete(ctx context.Context) error {
 func (l *Lease) renewLoop(ctx context.Context) {
 	wait := RenewEvery
 	l.count(ctx)
-	verified, unprepared := time.Now(), false
+	verified := time.Now()
+	prepared := outage{log: l.log, begins: "the mesh's streams could not be checked: it is tried again", ends: "the mesh's streams are there again"}
 	said := outage{log: l.log, begins: "the lease is not renewed: it is tried again", ends: "the lease is renewed again"}
 	for {
 		select {
@@ -403,8 +404,10 @@ func (l *Lease) renewLoop(ctx context.Context) {
 		err := l.renew(ctx)
 		anew := err == nil && l.unverified.Swap(false)
 		if anew || err == nil && time.Since(verified) > verifyEvery {
-			if anew || unprepared {
-				unprepared = !l.prepared(ctx)
+			if anew || prepared.failing {
+				if err := l.makeMissing(ctx); ctx.Err() == nil {
+					prepared.note(err)
+				}
 			}
 			if err = l.verifyTools(ctx); err == nil {
 				verified = time.Now()
@@ -428,15 +431,11 @@ func (l *Lease) renewLoop(ctx context.Context) {
 	}
 }
 
-// prepared makes what is missing in the store, and reports whether all of it is there.
-func (l *Lease) prepared(ctx context.Context) bool {
+// makeMissing makes what is missing in the store.
+func (l *Lease) makeMissing(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, prepareTimeout)
 	defer cancel()
-	err := l.prepare(ctx)
-	if err != nil && ctx.Err() == nil {
-		l.log.Warn("the mesh's streams could not be checked", slog.String("error", err.Error()))
-	}
-	return err == nil
+	return l.prepare(ctx)
 }
 
 // interval is the time between two renewals now.
@@ -545,9 +544,11 @@ func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 		return again, nil
 	}
 	if store.IsUnavailable(err) && l.bus.Connected() {
-		if l.prepared(ctx) { // the bucket may have been missing
+		made := l.makeMissing(ctx) // the bucket may have been missing
+		if made == nil {
 			l.unverified.Store(true)
 		}
+		err = errors.Join(err, made)
 	}
 	return false, fmt.Errorf("renew the lease of node %q: %w", l.node, err)
 }
