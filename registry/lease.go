@@ -114,8 +114,8 @@ var ErrRunning = errors.New("is running already")
 // listens for that boot's heartbeat for 2.5 s: if one comes the start is refused, else the
 // lease is taken over by compare-and-set. The record's Boot must be new for each start. A
 // goroutine renews the lease until [Lease.Release]. prepare makes what the mesh needs in the store,
-// as far as it is missing: it is called first, and again after a reconnect or a failed renewal. A
-// nil logger discards.
+// as far as it is missing: it is called first, and again after a reconnect or a failed renewal. nil
+// makes nothing. A nil logger discards.
 func Acquire(ctx context.Context, c Conn, record NodeRecord, prepare func(context.Context) error, log *slog.Logger) (*Lease, error) {
 	b := bus.Of(c)
 	if err := b.Check(); err != nil {
@@ -127,6 +127,9 @@ func Acquire(ctx context.Context, c Conn, record NodeRecord, prepare func(contex
 	}
 	if record.Boot == "" {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "node %q needs a boot id, new for each start", record.Node)
+	}
+	if prepare == nil {
+		prepare = func(context.Context) error { return nil }
 	}
 	if err := prepare(ctx); err != nil {
 		return nil, err

@@ -132,7 +132,7 @@ func TestLeaseOfALivingNodeIsRefused(t *testing.T) {
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	l := acquire(t, b, record("n1", "boot1"))
 	beat(t, b, "n1", "boot1", 0)
-	_, err := registry.Acquire(t.Context(), b, record("n1", "boot2"), prepared, nil)
+	_, err := registry.Acquire(t.Context(), b, record("n1", "boot2"), nil, nil)
 	wantCode(t, err, toolmesh.CodeUnavailable)
 	if !strings.Contains(err.Error(), "boot1") || toolmesh.AsError(err).Retryable {
 		t.Fatalf("%v: must name the boot and not be retryable", err)
@@ -155,7 +155,7 @@ func TestLeaseOfALivingNodeIsRefused(t *testing.T) {
 	}
 	refused := make(chan error, 1)
 	go func() {
-		_, err := registry.Acquire(t.Context(), b, record("n2", "boot2"), prepared, nil)
+		_, err := registry.Acquire(t.Context(), b, record("n2", "boot2"), nil, nil)
 		refused <- err
 	}()
 	meshtest.Until(t, "the start is refused", func() bool {
@@ -346,11 +346,11 @@ func TestWithdraw(t *testing.T) {
 func TestAcquireRefusesUnusableRecords(t *testing.T) {
 	t.Parallel()
 	b := open(t, meshtest.Broker(t).Connect(t))
-	_, err := registry.Acquire(t.Context(), b, record("", "boot1"), prepared, nil)
+	_, err := registry.Acquire(t.Context(), b, record("", "boot1"), nil, nil)
 	wantCode(t, err, toolmesh.CodeInvalidRequest)
-	_, err = registry.Acquire(t.Context(), b, record("n1", ""), prepared, nil)
+	_, err = registry.Acquire(t.Context(), b, record("n1", ""), nil, nil)
 	wantCode(t, err, toolmesh.CodeInvalidRequest)
-	_, err = registry.Acquire(t.Context(), b, record("n1", "boot1"), prepared, nil) // no buckets
+	_, err = registry.Acquire(t.Context(), b, record("n1", "boot1"), nil, nil) // no buckets
 	wantCode(t, err, toolmesh.CodeUnavailable)
 }
 
