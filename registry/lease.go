@@ -114,8 +114,8 @@ var ErrRunning = errors.New("is running already")
 // listens for that boot's heartbeat for 2.5 s: if one comes the start is refused, else the
 // lease is taken over by compare-and-set. The record's Boot must be new for each start. A
 // goroutine renews the lease until [Lease.Release]. prepare makes what the mesh needs in the store,
-// as far as it is missing: it is called first, and again after a reconnect or a failed renewal. A
-// nil logger discards.
+// as far as it is missing: it is called first, and again after a reconnect or a failed renewal. nil
+// makes nothing. A nil logger discards.
 func Acquire(ctx context.Context, c Conn, record NodeRecord, prepare func(context.Context) error, log *slog.Logger) (*Lease, error) {
 	b := bus.Of(c)
 	if err := b.Check(); err != nil {
@@ -127,6 +127,9 @@ func Acquire(ctx context.Context, c Conn, record NodeRecord, prepare func(contex
 	}
 	if record.Boot == "" {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "node %q needs a boot id, new for each start", record.Node)
+	}
+	if prepare == nil {
+		prepare = func(context.Context) error { return nil }
 	}
 	if err := prepare(ctx); err != nil {
 		return nil, err
@@ -391,7 +394,8 @@ func (l *Lease) delete(ctx context.Context) error {
 func (l *Lease) renewLoop(ctx context.Context) {
 	wait := RenewEvery
 	l.count(ctx)
-	verified, unprepared := time.Now(), false
+	verified := time.Now()
+	prepared := outage{log: l.log, begins: "the mesh's streams could not be checked: it is tried again", ends: "the mesh's streams are there again"}
 	said := outage{log: l.log, begins: "the lease is not renewed: it is tried again", ends: "the lease is renewed again"}
 	for {
 		select {
@@ -403,8 +407,10 @@ func (l *Lease) renewLoop(ctx context.Context) {
 		err := l.renew(ctx)
 		anew := err == nil && l.unverified.Swap(false)
 		if anew || err == nil && time.Since(verified) > verifyEvery {
-			if anew || unprepared {
-				unprepared = !l.prepared(ctx)
+			if anew || prepared.failing {
+				if err := l.makeMissing(ctx); ctx.Err() == nil {
+					prepared.note(err)
+				}
 			}
 			if err = l.verifyTools(ctx); err == nil {
 				verified = time.Now()
@@ -428,15 +434,11 @@ func (l *Lease) renewLoop(ctx context.Context) {
 	}
 }
 
-// prepared makes what is missing in the store, and reports whether all of it is there.
-func (l *Lease) prepared(ctx context.Context) bool {
+// makeMissing makes what is missing in the store.
+func (l *Lease) makeMissing(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, prepareTimeout)
 	defer cancel()
-	err := l.prepare(ctx)
-	if err != nil && ctx.Err() == nil {
-		l.log.Warn("the mesh's streams could not be checked", slog.String("error", err.Error()))
-	}
-	return err == nil
+	return l.prepare(ctx)
 }
 
 // interval is the time between two renewals now.
@@ -545,9 +547,11 @@ func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 		return again, nil
 	}
 	if store.IsUnavailable(err) && l.bus.Connected() {
-		if l.prepared(ctx) { // the bucket may have been missing
+		made := l.makeMissing(ctx) // the bucket may have been missing
+		if made == nil {
 			l.unverified.Store(true)
 		}
+		err = errors.Join(err, made)
 	}
 	return false, fmt.Errorf("renew the lease of node %q: %w", l.node, err)
 }

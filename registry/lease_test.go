@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -131,7 +132,7 @@ func TestLeaseOfALivingNodeIsRefused(t *testing.T) {
 	b := ready(t, meshtest.Broker(t).Connect(t))
 	l := acquire(t, b, record("n1", "boot1"))
 	beat(t, b, "n1", "boot1", 0)
-	_, err := registry.Acquire(t.Context(), b, record("n1", "boot2"), prepared, nil)
+	_, err := registry.Acquire(t.Context(), b, record("n1", "boot2"), nil, nil)
 	wantCode(t, err, toolmesh.CodeUnavailable)
 	if !strings.Contains(err.Error(), "boot1") || toolmesh.AsError(err).Retryable {
 		t.Fatalf("%v: must name the boot and not be retryable", err)
@@ -154,7 +155,7 @@ func TestLeaseOfALivingNodeIsRefused(t *testing.T) {
 	}
 	refused := make(chan error, 1)
 	go func() {
-		_, err := registry.Acquire(t.Context(), b, record("n2", "boot2"), prepared, nil)
+		_, err := registry.Acquire(t.Context(), b, record("n2", "boot2"), nil, nil)
 		refused <- err
 	}()
 	meshtest.Until(t, "the start is refused", func() bool {
@@ -278,7 +279,15 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
 	logs := meshtest.CaptureLogs(t)
-	l, err := registry.Acquire(t.Context(), b, record("n1", "boot1"), prepared, logs.Logger)
+	full := errors.New("the disk is full")
+	var prepares atomic.Int64
+	prepare := func(context.Context) error {
+		if prepares.Add(1) == 1 {
+			return nil
+		}
+		return full
+	}
+	l, err := registry.Acquire(t.Context(), b, record("n1", "boot1"), prepare, logs.Logger)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -303,6 +312,14 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 			n := counts("INFO", "the lease is renewed again", "the registry is read again")
 			return n[0] >= outage && n[1] >= outage
 		})
+	}
+	if err := b.JetStream().DeleteStream(t.Context(), subjects.KVStream(subjects.BucketNodes)); err != nil {
+		t.Fatal(err)
+	}
+	before := prepares.Load()
+	meshtest.Until(t, "a lost bucket is made several times", func() bool { return prepares.Load() > before+3 })
+	if n := logs.Count("level=WARN msg=\"the mesh's streams"); n > 1 {
+		t.Errorf("%d lines say that the streams cannot be made\n%s", n, logs)
 	}
 }
 
@@ -329,11 +346,11 @@ func TestWithdraw(t *testing.T) {
 func TestAcquireRefusesUnusableRecords(t *testing.T) {
 	t.Parallel()
 	b := open(t, meshtest.Broker(t).Connect(t))
-	_, err := registry.Acquire(t.Context(), b, record("", "boot1"), prepared, nil)
+	_, err := registry.Acquire(t.Context(), b, record("", "boot1"), nil, nil)
 	wantCode(t, err, toolmesh.CodeInvalidRequest)
-	_, err = registry.Acquire(t.Context(), b, record("n1", ""), prepared, nil)
+	_, err = registry.Acquire(t.Context(), b, record("n1", ""), nil, nil)
 	wantCode(t, err, toolmesh.CodeInvalidRequest)
-	_, err = registry.Acquire(t.Context(), b, record("n1", "boot1"), prepared, nil) // no buckets
+	_, err = registry.Acquire(t.Context(), b, record("n1", "boot1"), nil, nil) // no buckets
 	wantCode(t, err, toolmesh.CodeUnavailable)
 }
 

@@ -45,9 +45,6 @@ func record(node, boot string) registry.NodeRecord {
 	}
 }
 
-// prepared is for leases whose buckets exist.
-func prepared(context.Context) error { return nil }
-
 func acquire(t testing.TB, b *bus.Bus, r registry.NodeRecord) *registry.Lease {
 	t.Helper()
 	l, err := registry.Acquire(t.Context(), b, r, func(ctx context.Context) error { return store.Of(b).Ensure(ctx, nil) }, nil)

@@ -70,6 +70,7 @@ type entry struct {
 	failures int
 	retryAt  time.Time
 	failed   bool // the build of record; an earlier instance may still serve
+	forgot   bool // the registry was made anew, and does not list it
 
 	began atomic.Int64  // when the build that runs began, as [bus.Mono]; 0: none does
 	built atomic.Uint32 // result of the last build of the installed revision, readable without mu
@@ -304,6 +305,7 @@ func (m *Manager) reconcile(ctx context.Context) (next time.Duration) {
 			next = min(next, leavesEvery) // the holder of the lock, such as a removal, may not wake this loop
 			continue
 		}
+		e.forgot = false
 		wait, todo := e.needs(r)
 		if !todo {
 			e.mu.Unlock()
@@ -330,7 +332,7 @@ func (m *Manager) reconcile(ctx context.Context) (next time.Duration) {
 			next = min(next, leavesEvery) // the holder of the lock, such as a look that came too early, may not wake this loop
 			continue
 		}
-		if e.instance == nil && !e.failed {
+		if e.instance == nil && !e.failed || e.forgot {
 			e.mu.Unlock()
 			continue
 		}
@@ -345,7 +347,7 @@ func (m *Manager) reconcile(ctx context.Context) (next time.Duration) {
 			defer e.mu.Unlock()
 			// The view may not know yet of an install that has just ended here.
 			now, err := m.store.Index(ctx, k.name, k.session)
-			if errors.Is(err, store.ErrNoKey) && !m.forgotten(ctx, e) || err == nil && m.leaves(e, now) {
+			if errors.Is(err, store.ErrDeleted) || errors.Is(err, store.ErrNoKey) && !m.forgotten(ctx, e) || err == nil && m.leaves(e, now) {
 				m.drop(ctx, k, e)
 			}
 		})
@@ -357,8 +359,12 @@ func (m *Manager) reconcile(ctx context.Context) (next time.Duration) {
 // record is no uninstall then, and the index is served until this node stops. Sessions end with the
 // registry. e.mu is held.
 func (m *Manager) forgotten(ctx context.Context, e *entry) bool {
+	if e.record.Epoch != "" {
+		return false
+	}
 	s, err := m.bus.JetStream().Stream(ctx, subjects.KVStream(subjects.BucketIndexes))
-	return e.record.Epoch == "" && (err != nil || s.CachedInfo().Created.After(e.record.InstalledAt))
+	e.forgot = err == nil && s.CachedInfo().Created.After(e.record.InstalledAt)
+	return e.forgot || err != nil // then it is asked again
 }
 
 // wanted are the indexes that the view knows to be installed for this node.
@@ -384,6 +390,7 @@ func (e *entry) needs(r registry.IndexRecord) (wait time.Duration, todo bool) {
 	if !same(e.record, r) || e.instance == nil && !e.failed {
 		return 0, true
 	}
+	e.record = r // it may have been installed again, into a new registry
 	if !e.failed {
 		return 0, false
 	}

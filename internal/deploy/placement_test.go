@@ -36,7 +36,7 @@ func startOn(t *testing.T, s *meshtest.Server, id subjects.NodeID, labels map[st
 	if l.lease, err = registry.Acquire(t.Context(), l.bus, registry.NodeRecord{
 		Node: id, Boot: subjects.BootID("boot-" + id), State: registry.StateServing, Slots: 1, Proto: [2]int{1, 1}, Labels: labels,
 		Sandbox: registry.SandboxState{Asked: "guard", Effective: "guard"}, Started: time.Now(),
-	}, func(context.Context) error { return nil }, nil); err != nil {
+	}, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	subject, err := subjects.Heartbeat(id)

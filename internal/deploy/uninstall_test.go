@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -114,4 +115,36 @@ func TestRemovedRecordEndsItsBuild(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-over
+}
+
+// Nodes go on serving an index of which a registry that was made anew knows nothing. One that is
+// installed there again, and then uninstalled, leaves all nodes.
+func TestIndexesOfALostRegistry(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	n, other := start(t, s, ""), start(t, s, "")
+	url, _ := source(t, "idx")
+	gone, _ := source(t, "gone")
+	n.mustInstall(t, deploy.Request{Source: url})
+	n.mustInstall(t, deploy.Request{Source: gone})
+	revision := n.record(t, "idx").Revision
+	other.workshop.serves(t, "idx", revision)
+	other.workshop.serves(t, "gone", n.record(t, "gone").Revision)
+	if err := n.bus.JetStream().DeleteStream(t.Context(), subjects.KVStream(subjects.BucketIndexes)); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Of(n.bus).Ensure(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	probe, _ := source(t, "probe")
+	n.mustInstall(t, deploy.Request{Source: probe})
+	other.workshop.serves(t, "probe", n.record(t, "probe").Revision)
+	n.mustInstall(t, deploy.Request{Source: url})
+	if err := n.Uninstall(t.Context(), "idx", ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, each := range []*node{n, other} {
+		each.workshop.await(t, "idx is withdrawn", func() bool { return each.workshop.published["idx"].Revision == "" })
+		each.workshop.await(t, "gone is served", func() bool { return each.workshop.published["gone"].Revision != "" })
+	}
 }

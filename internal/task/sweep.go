@@ -57,10 +57,7 @@ func (s *Service) sweeps() {
 func (s *Service) sweep(ctx context.Context, every, age time.Duration) error {
 	if s.missing.Swap(false) {
 		_, err := s.bus.EnsureSchedules(ctx, s.opts.Replicas)
-		if err == nil {
-			err = s.consumers(ctx)
-		}
-		if err != nil {
+		if err = errors.Join(err, s.consumers(ctx)); err != nil {
 			s.missing.Store(true)
 			return err
 		}
