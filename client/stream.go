@@ -92,7 +92,7 @@ func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts 
 }
 
 // errStopped ends a stream whose reader broke out of the loop.
-var errStopped = toolmesh.Errorf(toolmesh.CodeCancelled, "the reader stopped")
+var errStopped = toolmesh.Errorf(toolmesh.CodeCancelled, "the reader stopped").WithStarted(toolmesh.StartedYes)
 
 // reader is one stream on its way.
 type reader struct {
