@@ -292,8 +292,8 @@ func (r *Request) AwaitsHeader(word Awaits, question int64) Header {
 }
 
 // PassOn renders the headers of a request that a router took from the queue group and passes to a
-// node after waited: one more hop, and less time. An envelope stays as it is, since headers would
-// make it another form.
+// node after waited: one more hop, and less time or none. An envelope stays as it is, since headers
+// would make it another form.
 func (r *Request) PassOn(h Header, waited time.Duration) Header {
 	if r.Form != FormPlain {
 		return h.without()
@@ -301,7 +301,7 @@ func (r *Request) PassOn(h Header, waited time.Duration) Header {
 	out := h.without(HeaderHops, HeaderTimeout)
 	out.Set(HeaderHops, strconv.Itoa(r.Hops+1))
 	if r.HasTimeout {
-		out.Set(HeaderTimeout, strconv.FormatInt(max((r.Timeout-waited).Milliseconds(), 1), 10))
+		out.Set(HeaderTimeout, strconv.FormatInt(max((r.Timeout-waited).Milliseconds(), 0), 10))
 	}
 	return out
 }

@@ -236,7 +236,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 				err = invalid("header %s is %q: it is warm, session, fork or fresh", HeaderIsolation, v)
 			}
 		case HeaderIdempotencyKey:
-			if r.IdempotencyKey = v; v == "" {
+			if r.IdempotencyKey = strings.Clone(v); v == "" { // a repetition that waits keeps it, without the header block
 				err = invalid("header %s is empty", HeaderIdempotencyKey)
 			}
 		case HeaderTraceparent:

@@ -23,6 +23,9 @@ func TestInvalidOptionsAreRefusedByName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if most := x.MaxArgs(); most != 64<<20 { // and of results
+		t.Errorf("arguments have at most %d bytes, want 64 MiB", most)
+	}
 	if err := x.Close(); err != nil {
 		t.Error(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"hash/fnv"
 	"io"
@@ -220,7 +221,10 @@ type Responder struct {
 }
 
 // asked is a question of a caller. One that hears nothing asks again, up to fifty times in two seconds.
-type asked struct{ reply, subject, body string }
+type asked struct {
+	reply, subject string
+	body           [sha256.Size]byte
+}
 
 const (
 	// waiting is how many requests are answered at once that need the store or compare names; one
@@ -280,11 +284,10 @@ func (r *Responder) receive(m *nats.Msg) {
 		r.respond(m, nil, err)
 		return
 	}
-	answer := func() {
+	answer := func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 		defer cancel()
-		body, err := r.handle(ctx, s.Verb, &query{q, s.Session, askerOf(m.Reply)})
-		r.respond(m, body, err)
+		return r.handle(ctx, s.Verb, &query{q, s.Session, askerOf(m.Reply)})
 	}
 	id := subjects.ToolID("")
 	switch s.Verb {
@@ -294,10 +297,11 @@ func (r *Responder) receive(m *nats.Msg) {
 		id, _ = r.view.lookup(s.Session, q.Tool)
 	}
 	if id != "" || s.Verb == VerbTime { // the time must not wait
-		answer()
+		body, err := answer()
+		r.respond(m, body, err)
 		return
 	}
-	question := asked{m.Reply, m.Subject, string(m.Data)}
+	question := asked{m.Reply, m.Subject, sha256.Sum256(m.Data)}
 	if _, again := r.open.LoadOrStore(question, nil); again {
 		return // answered once: a busy node would be the busier for each copy
 	}
@@ -311,8 +315,9 @@ func (r *Responder) receive(m *nats.Msg) {
 	}
 	r.work.Go(func() {
 		defer r.places.Give(account, 1)
-		defer r.open.Delete(question)
-		answer()
+		body, err := answer()
+		r.open.Delete(question) // before its answer, after which it may be asked anew
+		r.respond(m, body, err)
 	})
 }
 

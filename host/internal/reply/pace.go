@@ -30,8 +30,10 @@ const (
 )
 
 // pacer holds large results back while too many bytes are on their way to the connection of
-// their caller. The zero value is ready.
+// their caller.
 type pacer struct {
+	account func(subjects.SessionID) subjects.SessionID // the account that a session counts for
+
 	waiting atomic.Int64 // results for all connections
 
 	mu     sync.Mutex // no other lock is taken under it
@@ -57,7 +59,7 @@ type unread struct {
 // wait returns when a result may be sent, or when done is closed. One goes however large it
 // is. told says that the caller tells when it has read it.
 func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int, told bool) {
-	name := outboxName(r)
+	name := p.outboxName(r)
 	lasts := readGuess
 	if told {
 		lasts = readWithin
@@ -94,17 +96,18 @@ func (p *pacer) wait(done <-chan struct{}, r *stream.Reader, size int, told bool
 	}
 }
 
-// outboxName is equal for results of a session to the same connection.
-func outboxName(r *stream.Reader) string {
-	if r.Request.Hops > 0 { // another node passes it on: all its callers in a session may share one connection
-		return string(r.Request.Session)
+// outboxName is equal for results of an account to the same connection, and for those of a session
+// that another node passes on: all its callers there may share one connection.
+func (p *pacer) outboxName(r *stream.Reader) string {
+	if r.Request.Hops > 0 {
+		return " " + string(r.Request.Session)
 	}
 	name := r.Reply
 	if at := strings.LastIndexByte(name, '.'); at > strings.IndexByte(name, '.') {
 		name = name[:at] // a connection has one inbox, with a token for each request
 	}
 	// A caller may name another connection's: keepalives of a call that was passed on tell a member's.
-	return string(r.Request.Session) + " " + name
+	return name + " " + string(p.account(r.Request.Session))
 }
 
 // Unread refuses a new call of a connection that does not read earlier results: those would take
@@ -115,7 +118,7 @@ func (p *pacer) Unread(r *stream.Reader) *toolmesh.Error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	to := p.inbox[outboxName(r)]
+	to := p.inbox[p.outboxName(r)]
 	if to == nil || to.waits < waitsMost {
 		return nil
 	}

@@ -16,7 +16,7 @@ import (
 func TestResultsArePaced(t *testing.T) {
 	t.Parallel()
 	const size, fit = 1 << 20, pacedMost >> 20
-	var p pacer
+	p := pacer{account: func(s subjects.SessionID) subjects.SessionID { return s[:1] }}
 	reader := func(n int, inbox string) *stream.Reader {
 		return &stream.Reader{Reply: fmt.Sprintf("_INBOX.%s.%d", inbox, n), Request: &codec.Request{Call: codec.Call{Session: "s", RPCID: subjects.RPCID(fmt.Sprint(inbox, n))}}}
 	}
@@ -77,6 +77,14 @@ func TestResultsArePaced(t *testing.T) {
 	close(given)
 	p.wait(given, reader(99, "a"), size, true) // its time is up
 	waits(1)
+	invented := reader(98, "a") // another session of the account, for the same connection
+	invented.Request.Session = "s2"
+	p.wait(given, invented, size, true)
+	p.mu.Lock()
+	if p.unread[admit.Key{Session: "s2", RPC: "a98"}].to != nil {
+		t.Error("another session of an account has room of its own on the way to a connection")
+	}
+	p.mu.Unlock()
 	for n := range 3 * fit {
 		p.Read(admit.Key{Session: "s", RPC: subjects.RPCID(fmt.Sprint("a", n))})
 		p.Tick(time.Now().Add(time.Minute))

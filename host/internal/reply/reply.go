@@ -47,7 +47,7 @@ var _ stream.Replies = (*Replies)(nil)
 
 // New makes the replies of a node.
 func New(o Options) *Replies {
-	return &Replies{Options: o, unsent: unsent{room: fair.NewRoom[string](maxHeldAnswers)}}
+	return &Replies{Options: o, unsent: unsent{room: fair.NewRoom[string](maxHeldAnswers)}, pacer: pacer{account: o.Account}}
 }
 
 // Answer answers a repetition, or a stream that has nothing in the store. A large result

@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // Messages that wait for the connection are bounded in bytes, with a share for each session, and
@@ -84,7 +85,7 @@ func TestAPacedResultThatCannotLeave(t *testing.T) {
 	}
 	defer b.Close()
 	var running sync.WaitGroup
-	p := New(Options{Bus: b, Base: t.Context(), Log: slog.New(slog.DiscardHandler), Go: running.Go})
+	p := New(Options{Account: func(s subjects.SessionID) subjects.SessionID { return s }, Bus: b, Base: t.Context(), Log: slog.New(slog.DiscardHandler), Go: running.Go})
 	p.unsent.holding.Store(true) // as while the connection is down
 	p.unsent.room.Take("_INBOX", maxHeldAnswers/2-1<<20)
 	r := &stream.Reader{Reply: "_INBOX.a.1", Request: &codec.Request{Call: codec.Call{Session: "default", RPCID: "r"}}, Identity: &codec.Identity{}}
