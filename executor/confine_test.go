@@ -1,7 +1,9 @@
 package executor_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -119,6 +121,51 @@ func TestFetchIsApart(t *testing.T) {
 		var own *toolmesh.Error
 		if err == nil || errors.As(err, &own) == ran {
 			t.Errorf("%s: the error is %#v", program, err)
+		}
+	}
+}
+
+// A program of an installation leaves no process: when it ends, and when it is cancelled.
+func TestNothingSurvivesAFetch(t *testing.T) {
+	t.Parallel()
+	for _, level := range []sandbox.Level{"", sandbox.LevelUser, sandbox.LevelReaper} { // "": the machine's best
+		for how, last := range map[string]string{"end": "echo started", "cancel": "echo started; exec sleep 1000.$MARKER"} {
+			t.Run(string(level)+" "+how, func(t *testing.T) {
+				t.Parallel()
+				x := newExecutor(t, func(o *executor.Options) {
+					if level != "" {
+						o.SetLevels(level)
+					}
+				})
+				dir, err := os.MkdirTemp(x.Fetches(), "fetch-")
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer os.RemoveAll(dir)
+				marker := fmt.Sprintf("%d%s", os.Getpid(), strings.TrimPrefix(filepath.Base(dir), "fetch-"))
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				r, w := io.Pipe()
+				ended := make(chan error, 1)
+				go func() {
+					script := "(sleep 1000.$MARKER & setsid sleep 1000.$MARKER & ) > /dev/null 2>&1; " + last
+					_, err := x.Fetch(ctx, dir, []string{"/bin/sh", "-c", script}, []string{"MARKER=" + marker}, w)
+					ended <- err
+				}()
+				if _, err := r.Read(make([]byte, 8)); err != nil {
+					t.Fatal(err)
+				}
+				if how == "cancel" {
+					meshtest.Until(t, "what it starts runs", func() bool { return len(processes(t, "1000."+marker)) == 3 })
+					cancel()
+				}
+				if err := <-ended; (err == nil) != (how == "end") {
+					t.Error(err)
+				}
+				if left := processes(t, "1000."+marker); len(left) > 0 {
+					t.Errorf("left behind: %v", left)
+				}
+			})
 		}
 	}
 }

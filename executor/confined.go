@@ -99,7 +99,9 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 		return nil, "", err
 	}
 	defer func() { err = errors.Join(err, back()) }()
-	return x.spawner.Run(ctx, x.launch(job.Interpreter, cmp.Or(job.Dir, x.dir)), r)
+	launch := x.launch(job.Interpreter, cmp.Or(job.Dir, x.dir))
+	launch.Env = append(launch.Env, job.Above...)
+	return x.spawner.Run(ctx, launch, r)
 }
 
 // launch starts the process above a program, startup/command.py, in a folder.

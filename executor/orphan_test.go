@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -87,6 +88,9 @@ async def asleep(marker: str):
     time.sleep(1000)
 `
 
+// leaves is a script that leaves a process and a daemon.
+const leaves = "sleep 1000.$MARKER & setsid sleep 1000.$MARKER & "
+
 var orphanCalls = []string{"t.plain", "t.setsid", "t.daemon", "t.busy", "t.holds_the_lock", "t.asleep"}
 
 // beAgent is the process that the orphan test kills: an agent with busy workers
@@ -103,7 +107,8 @@ func beAgent(dir string) {
 		}
 	}
 	log := &logged{}
-	o := &executor.Options{Environ: os.Environ(), Logger: log.logger(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX")), MaxWorkers: 12}
+	environ := append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH")) // with a uv that hangs
+	o := &executor.Options{Environ: environ, Logger: log.logger(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX")), MaxWorkers: 12}
 	if level := os.Getenv("TOOLMESH_TEST_LEVEL"); level != "" {
 		o.SetLevels(sandbox.Level(level))
 	}
@@ -136,7 +141,20 @@ func beAgent(dir string) {
 			}
 		}
 	}
-	args, _ := json.Marshal(map[string]string{"marker": os.Getenv("TOOLMESH_TEST_MARKER")})
+	marker := os.Getenv("TOOLMESH_TEST_MARKER")
+	fetches, err := os.MkdirTemp(x.Fetches(), "")
+	if err != nil {
+		fail(err)
+	}
+	go func() {
+		_, err := x.Fetch(ctx, fetches, []string{"/bin/sh", "-c", leaves + "wait"}, []string{"MARKER=" + marker}, io.Discard)
+		fail(fmt.Errorf("a fetch ended: %w", err))
+	}()
+	go func() {
+		_, err := x.Lock(ctx, filepath.Join(dir, "packages"), executor.LockOptions{}, nil)
+		fail(fmt.Errorf("a lock was made: %w", err))
+	}()
+	args, _ := json.Marshal(map[string]string{"marker": marker})
 	for _, name := range orphanCalls {
 		sink := &collector{logged: make(chan struct{}, 1)}
 		go func() {
@@ -180,7 +198,7 @@ type orphanCase struct {
 }
 
 // The agent is killed without a chance to clean up. No worker may survive it, and no process of a
-// tool, however it tries: as root, as an ordinary user, and where the system refuses
+// tool or of an installation, however it tries: as root, as an ordinary user, and where the system refuses
 // namespaces.
 func TestNothingSurvivesTheAgent(t *testing.T) {
 	t.Parallel()
@@ -213,7 +231,12 @@ func TestNothingSurvivesTheAgent(t *testing.T) {
 }
 
 func nothingSurvives(t *testing.T, c orphanCase, marker string) {
-	cmd, dir := beside(t, c.user, map[string]string{"t.py": orphanTools})
+	cmd, dir := beside(t, c.user, map[string]string{
+		"t.py": orphanTools, "packages/requirements.txt": "acme\n", "uv": "#!/bin/sh\nMARKER=" + marker + "\n" + leaves + "wait\n",
+	})
+	if err := os.Chmod(filepath.Join(dir, "uv"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	cmd.Env = append(cmd.Env, "TOOLMESH_TEST_AGENT="+dir,
 		"TOOLMESH_TEST_SANDBOX="+string(c.sandbox), "TOOLMESH_TEST_MARKER="+marker)
 	switch c.how {
@@ -261,9 +284,9 @@ func nothingSurvives(t *testing.T, c orphanCase, marker string) {
 		t.Errorf("got processes %q, want the root, %d workers and the base", words, len(orphanCalls))
 	}
 	var started []int
-	meshtest.Until(t, "what the tools start runs", func() bool {
+	meshtest.Until(t, "what the tools and programs of installations start runs", func() bool {
 		started = processes(t, "1000."+marker)
-		return len(started) == 3
+		return len(started) == 3+2+2
 	})
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)

@@ -350,7 +350,7 @@ func (s *Store) warmUp(ctx context.Context, i Interpreter) error {
 	const script = `import glob, os, py_compile, sys
 for file in glob.glob(os.path.join(sys.argv[1], "**", "*.py"), recursive=True):
     py_compile.compile(file, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)`
-	_, said, err := s.run(ctx, s.dir, i.Path, "-I", "-S", "-c", script, s.warm)
+	_, said, err := s.run(ctx, i.Path, s.dir, i.Path, "-I", "-S", "-c", script, s.warm)
 	if err != nil {
 		return failed(err, lastLine(said), "the worker's files cannot be compiled by %s", i.Path)
 	}

@@ -200,7 +200,7 @@ func (s *Store) probe(ctx context.Context, candidate string) *Interpreter {
 	bounded, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	// Without site, which takes longer than all the rest, and may run code of packages.
-	out, _, err := s.run(bounded, "", candidate, "-I", "-S", "-c", probe)
+	out, _, err := s.run(bounded, candidate, "", candidate, "-I", "-S", "-c", probe)
 	if ctx.Err() != nil {
 		return nil
 	}

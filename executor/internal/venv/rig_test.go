@@ -4,10 +4,12 @@ import (
 	"archive/tar"
 	"archive/zip"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -18,9 +20,13 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
+	"github.com/toolmesh/toolmesh/python"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
-// newStore makes a store that runs steps unconfined: confinement is the executor's.
+// newStore makes a store that runs steps in no sandbox: that is the executor's.
 func newStore(t *testing.T, dir string, change func(*Options)) *Store {
 	t.Helper()
 	if testing.Short() {
@@ -99,16 +105,36 @@ func unconfined(ctx context.Context, _ Role, job Job) ([]byte, string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute) // the longest step takes under 20 s
 	defer cancel()
-	cmd := exec.CommandContext(ctx, job.Argv[0], job.Argv[1:]...)
-	cmd.Dir, cmd.Env = job.Dir, job.Env
-	var out, said bytes.Buffer
-	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &said, 5*time.Second
-	err := cmd.Run()
+	s := spawner()
+	stdout, said, err := s.Run(ctx, sandbox.Command{
+		Path: job.Interpreter, Args: []string{"-I", "-S", "-c", python.Bootstrap("command", "main(sys.argv[2])"), workerFolder}, Env: append([]string{"LANG=C.UTF-8"}, job.Above...), Dir: cmp.Or(job.Dir, "/"),
+	}, sandbox.Request{Level: tool.SandboxNone, Argv: job.Argv, Env: job.Env})
 	if ctx.Err() != nil {
-		fmt.Fprintf(&said, "\nerror: %q was ended: %v", job.Argv, ctx.Err())
+		said += fmt.Sprintf("\nerror: %q was ended: %v", job.Argv, ctx.Err())
 	}
-	return out.Bytes(), said.String(), err
+	return stdout, said, err
 }
+
+// workerFolder has the worker's files for spawner.
+var workerFolder string
+
+// spawner keeps what stores start together as an executor does: nothing outlives its step or
+// this process.
+var spawner = sync.OnceValue(func() *sandbox.Spawner {
+	folder, err := os.MkdirTemp("", "toolmesh-worker-")
+	if err != nil {
+		panic(err)
+	}
+	worker, err := fs.Sub(python.Worker, python.WorkerDir)
+	if err == nil {
+		err = os.CopyFS(filepath.Join(folder, python.WorkerPackage), worker)
+	}
+	if err != nil {
+		panic(err)
+	}
+	workerFolder = folder
+	return sandbox.NewSpawner(slog.New(slog.DiscardHandler))
+})
 
 func locked(t *testing.T, s *Store, source string, o LockOptions) Lock {
 	t.Helper()

@@ -1,19 +1,16 @@
 package venv
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -67,6 +64,7 @@ type Job struct {
 	Keep        string
 	Write, Read []string
 	Argv, Env   []string
+	Above       []string  // variables of the process above it, for interpreters that need some
 	Stdout      io.Writer // nil: its output is returned
 }
 
@@ -200,26 +198,9 @@ func (k *keys) of(key string) chan struct{} {
 	return held.(chan struct{}) //nolint:forcetypeassert // nothing else is stored
 }
 
-// run runs a program of this machine, which no index controls, and returns its output. All
-// processes that it started are killed when it ends or ctx does.
-func (s *Store) run(ctx context.Context, dir, name string, args ...string) (stdout []byte, stderr string, err error) {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir, cmd.Env, cmd.SysProcAttr = dir, s.environ, &syscall.SysProcAttr{Setsid: true}
-	var out, words bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &words
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second // its children may keep its output open
-	if err := cmd.Start(); err != nil {
-		return nil, "", err
-	}
-	if err = cmd.Wait(); errors.Is(err, exec.ErrWaitDelay) {
-		err = nil // it succeeded; its children are killed now
-	}
-	_ = cmd.Cancel()
-	if ctx.Err() != nil {
-		return nil, "", ctx.Err()
-	}
-	return out.Bytes(), strings.TrimSpace(strings.ToValidUTF8(words.String(), "\uFFFD")), err
+// run runs a program of this machine, which no index controls, and returns its output.
+func (s *Store) run(ctx context.Context, interpreter, dir string, argv ...string) (stdout []byte, said string, err error) {
+	return s.confine(ctx, Agent, Job{Interpreter: interpreter, Dir: dir, Argv: argv, Env: s.environ, Above: s.environ})
 }
 
 // failed makes an install_failed error; said is the output of a command.

@@ -33,6 +33,10 @@ func (s *Store) uv(ctx context.Context, progress Progress) (string, error) {
 	if isExecutable(s.foundUV) {
 		return s.foundUV, nil
 	}
+	above, err := s.Interpreter(ctx)
+	if err != nil {
+		return "", err
+	}
 	folder := filepath.Join(s.dir, "uv-"+uvVersion)
 	for _, bin := range append(filepath.SplitList(lookup(s.environ, "PATH")), filepath.Join(folder, "bin")) {
 		file := filepath.Join(bin, "uv")
@@ -40,7 +44,7 @@ func (s *Store) uv(ctx context.Context, progress Progress) (string, error) {
 			continue
 		}
 		// A shim of another tool may exist and do nothing, and ours may be damaged.
-		if out, _, err := s.run(ctx, "", file, "--version"); err == nil && strings.HasPrefix(string(out), "uv ") {
+		if out, _, err := s.run(ctx, above, "", file, "--version"); err == nil && strings.HasPrefix(string(out), "uv ") {
 			s.foundUV = file
 			return file, nil
 		}
@@ -68,10 +72,8 @@ func (s *Store) installUV(ctx context.Context, python, folder string) (string, e
 		return "", err
 	}
 	defer os.RemoveAll(beside) //nolint:errcheck // gone after the rename
-	_, said, err := s.confine(ctx, Agent, Job{
-		Interpreter: python, Dir: s.dir, Env: s.environ,
-		Argv: []string{python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--disable-pip-version-check", "--target", beside, "uv==" + uvVersion},
-	})
+	_, said, err := s.run(ctx, python, s.dir, python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile",
+		"--disable-pip-version-check", "--target", beside, "uv=="+uvVersion)
 	if err != nil {
 		return said, err
 	}
