@@ -51,7 +51,7 @@ type check struct {
 	unit   int // the price of a visit
 	// perMember is how many members are looked at for the price of a visit.
 	perMember int
-	objects   int
+	plain     map[*jsonschema.Schema]*jsonschema.Schema // as the library compiled them
 }
 
 // budgetSpent is the value with which a check panics, through the library.
@@ -67,7 +67,7 @@ func (c *check) spend(visits int) {
 // compile compiles a schema to be read, which matches no pattern, or, metered, for checks. The
 // warnings name the patterns that are not asserted.
 func compile(doc any, metered bool) (one *check, warnings []string, err error) {
-	one = &check{perMember: perStep}
+	one = &check{perMember: perStep, plain: map[*jsonschema.Schema]*jsonschema.Schema{}}
 	c := jsonschema.NewCompiler()
 	c.AssertFormat()
 	registerFormats(c)
@@ -129,15 +129,15 @@ func compile(doc any, metered bool) (one *check, warnings []string, err error) {
 	if err := errors.Join(c.AddResource(schemaURL, doc), c.AddResource(unfitURL, map[string]any{"not": map[string]any{"$ref": schemaURL}})); err != nil {
 		return nil, nil, err
 	}
+	if !metered {
+		one.schema, err = c.Compile(schemaURL)
+		return one, warnings, err
+	}
 	if one.unfit, err = c.Compile(unfitURL); err != nil {
 		return nil, nil, err
 	}
 	one.schema = one.unfit.Not.Ref
-	one.objects = len(all)
 	for _, schema := range all {
-		if !metered {
-			break
-		}
 		if schema.UnevaluatedItems != nil || schema.UnevaluatedProperties != nil {
 			one.perMember = perNoted
 		}
@@ -157,7 +157,11 @@ func (c *check) meter(s *jsonschema.Schema) {
 		names, _ := one.([]string)
 		price += len(names)
 	}
+	if c.plain[s] != nil {
+		return
+	}
 	own, constants := *s, map[string]bool{}
+	c.plain[s] = &own
 	if s.Enum != nil {
 		for _, one := range s.Enum.Values {
 			constants[string(c.key(nil, one))] = true
@@ -170,11 +174,14 @@ func (c *check) meter(s *jsonschema.Schema) {
 	s.Bool, s.Types, s.Enum, s.Const, s.UniqueItems = nil, nil, nil, nil, false
 	s.Format = &jsonschema.Format{Validate: func(v any) error {
 		c.spend(price/perStep + c.sizeOf(v))
+		if own.Types != nil {
+			if wrong := wrongType(v, *own.Types); wrong != nil {
+				return refusal{wrong}
+			}
+		}
 		switch list, _ := v.([]any); {
 		case own.Bool != nil && !*own.Bool:
 			return refusal{&fault.FalseSchema{}}
-		case own.Types != nil && !isOf(v, *own.Types):
-			return refusal{&fault.Type{Got: typeOf(v), Want: own.Types.ToStrings()}}
 		case own.Const != nil && string(c.key(nil, v)) != constant:
 			return refusal{&fault.Const{Got: v, Want: *own.Const}}
 		case own.Enum != nil && !constants[string(c.key(nil, v))]:
@@ -231,25 +238,22 @@ func (c *check) sizeOf(v any) int {
 	return 0
 }
 
-// typeOf names the type of a value as the library does: an integer is a number.
-func typeOf(v any) string {
-	if _, ok := v.(json.Number); ok {
-		return "number"
-	}
-	return KindOf(v)
-}
-
-// isOf says whether a value is of one of the types.
-func isOf(v any, allowed jsonschema.Types) bool {
-	if allowed&typesOf(typeOf(v)) != 0 {
-		return true
-	}
+// wrongType returns the error of a value that is of none of the types.
+func wrongType(v any, allowed jsonschema.Types) jsonschema.ErrorKind {
+	got := "number" // an integer, too
 	number, ok := v.(json.Number)
-	if !ok || allowed&typesOf("integer") == 0 {
-		return false
+	if !ok {
+		got = KindOf(v)
 	}
-	n, ok := new(big.Rat).SetString(string(number))
-	return ok && n.IsInt()
+	if allowed&typesOf(got) != 0 {
+		return nil
+	}
+	if ok && allowed&typesOf("integer") != 0 {
+		if n, ok := new(big.Rat).SetString(string(number)); ok && n.IsInt() {
+			return nil
+		}
+	}
+	return &fault.Type{Got: got, Want: allowed.ToStrings()}
 }
 
 // equalItems returns the first two equal items of a list; 0 and 0 if there are none.

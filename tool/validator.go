@@ -185,7 +185,7 @@ func (v *Validator) checked(args json.RawMessage, run func(*check, any) error) (
 	}
 	depth := depthOf(value)
 	one.left, one.unit = baseWork+workPerByte*len(args), 1+depth/levelsPerUnit
-	if depth*one.objects > maxNested {
+	if depth*len(one.plain) > maxNested {
 		one.left = min(one.left, maxNested*one.unit)
 	}
 	defer func() {
