@@ -99,28 +99,8 @@ func compile(doc any, metered bool) (one *check, warnings []string, err error) {
 	var all []*jsonschema.Schema
 	c.RegisterVocabulary(&jsonschema.Vocabulary{
 		URL: "mem:///budget",
-		Compile: func(ctx *jsonschema.CompilerContext, words map[string]any) (jsonschema.SchemaExt, error) {
-			add := func(path ...string) { all = append(all, ctx.Enqueue(path)) }
-			add()
-			// It is not called for true and false. Those that are no schemas do no harm here.
-			for word, value := range words {
-				switch value := value.(type) {
-				case bool:
-					add(word)
-				case []any:
-					for i, one := range value {
-						if _, ok := one.(bool); ok {
-							add(word, strconv.Itoa(i))
-						}
-					}
-				case map[string]any:
-					for name, one := range value {
-						if _, ok := one.(bool); ok {
-							add(word, name)
-						}
-					}
-				}
-			}
+		Compile: func(ctx *jsonschema.CompilerContext, _ map[string]any) (jsonschema.SchemaExt, error) {
+			all = append(all, ctx.Enqueue(nil))
 			return nil, nil //nolint:nilnil // there is no further check
 		},
 	})
@@ -138,12 +118,26 @@ func compile(doc any, metered bool) (one *check, warnings []string, err error) {
 	}
 	one.schema = one.unfit.Not.Ref
 	for _, schema := range all {
+		all = append(all, truthsIn(schema)...)
+	}
+	for _, schema := range all {
 		if schema.UnevaluatedItems != nil || schema.UnevaluatedProperties != nil {
 			one.perMember = perNoted
 		}
 		one.meter(schema)
 	}
 	return one, warnings, nil
+}
+
+// truthsIn are true and false among the schemas in one: the library compiles these without our vocabulary.
+func truthsIn(s *jsonschema.Schema) []*jsonschema.Schema {
+	items, _ := s.Items.(*jsonschema.Schema)
+	tuple, _ := s.Items.([]*jsonschema.Schema)
+	more, _ := s.AdditionalItems.(*jsonschema.Schema)
+	parts := slices.Concat(s.AllOf, s.AnyOf, s.OneOf, s.PrefixItems, tuple,
+		[]*jsonschema.Schema{items, more, s.Items2020, s.Contains, s.PropertyNames, s.UnevaluatedItems, s.UnevaluatedProperties},
+		slices.Collect(maps.Values(s.Properties)), slices.Collect(maps.Values(s.PatternProperties)), slices.Collect(maps.Values(s.DependentSchemas)))
+	return slices.DeleteFunc(parts, func(one *jsonschema.Schema) bool { return one == nil || one.Bool == nil })
 }
 
 // meter has each visit of a schema pay before any other work. The library tests some words before
@@ -156,9 +150,6 @@ func (c *check) meter(s *jsonschema.Schema) {
 	for _, one := range s.Dependencies {
 		names, _ := one.([]string)
 		price += len(names)
-	}
-	if c.plain[s] != nil {
-		return
 	}
 	own, constants := *s, map[string]bool{}
 	c.plain[s] = &own
