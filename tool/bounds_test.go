@@ -46,6 +46,10 @@ func TestRefusalsAreBounded(t *testing.T) { //nolint:paralleltest // it counts a
 			`{"type":"object","properties":{"x":{"type":"array","items":{"anyOf":[` + strings.Repeat(`{"type":"string"},`, 999) + `{"type":"string"}]}}}}`,
 			`{"x":[` + strings.Repeat("1,", 30_000) + `1]}`,
 		},
+		"alternatives that are false": {
+			`{"type":"object","properties":{"x":{"type":"array","items":{"anyOf":[` + strings.Repeat(`false,`, 999) + `false]}}}}`,
+			`{"x":[` + strings.Repeat("1,", 30_000) + `1]}`,
+		},
 		"missing names": {
 			`{"type":"object","properties":{"x":{"type":"array","items":{"required":[` + strings.ReplaceAll(strings.Join(keys, ","), ":{}", "") + `]}}}}`,
 			`{"x":[` + strings.Repeat("{},", 30_000) + `{}]}`,
