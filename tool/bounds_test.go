@@ -46,6 +46,10 @@ func TestRefusalsAreBounded(t *testing.T) { //nolint:paralleltest // it counts a
 			`{"type":"object","properties":{"x":{"type":"array","items":{"anyOf":[` + strings.Repeat(`{"type":"string"},`, 999) + `{"type":"string"}]}}}}`,
 			`{"x":[` + strings.Repeat("1,", 30_000) + `1]}`,
 		},
+		"alternatives that are false": {
+			`{"type":"object","properties":{"x":{"type":"array","items":{"anyOf":[` + strings.Repeat(`false,`, 999) + `false]}}}}`,
+			`{"x":[` + strings.Repeat("1,", 30_000) + `1]}`,
+		},
 		"missing names": {
 			`{"type":"object","properties":{"x":{"type":"array","items":{"required":[` + strings.ReplaceAll(strings.Join(keys, ","), ":{}", "") + `]}}}}`,
 			`{"x":[` + strings.Repeat("{},", 30_000) + `{}]}`,
@@ -76,16 +80,41 @@ func TestSilentWorkIsBounded(t *testing.T) {
 		return `{"x":` + strings.Repeat(begin, 60) + `1` + strings.Repeat(end, 60) + `}`
 	}
 	long := `{"x":"` + strings.Repeat("y", 100_000) + `"}`
+	chain := strings.Builder{}
+	for i := range 4500 {
+		fmt.Fprintf(&chain, `"d%d":{"$ref":"#/$defs/d%d"},`, i, i+1)
+	}
 	wide := strings.Repeat(`{"pattern":"^(?:[x-z]{0,500}){2}$"},`, 5)
 	for what, one := range map[string]struct{ schema, args string }{
-		"two ways to a member, behind a not": {`{"properties":{"x":{"not":{"$ref":"#/$defs/S"}}},"$defs":{"S":{"type":"object","properties":{"a":{"$ref":"#/$defs/S"}},"patternProperties":{"a":{"$ref":"#/$defs/S"}}}}}`, deep(`{"a":`, `}`)},
-		"two ways to an item, behind an if":  {`{"properties":{"x":{"if":{"$ref":"#/$defs/S"},"then":false}},"$defs":{"S":{"type":"array","items":{"$ref":"#/$defs/S"},"contains":{"$ref":"#/$defs/S"}}}}`, deep(`[`, `]`)},
-		"constants, behind a not":            {`{"properties":{"x":{"items":{"not":{"enum":[` + strings.Repeat(`2.5,`, 20_000) + `3.5]}}}}}`, `{"x":[` + strings.Repeat("1,", 20_000) + `1]}`},
-		"large patterns":                     {`{"properties":{"x":{"allOf":[` + wide + `{}]}}}`, long},
+		"two ways to a member, behind a not":                      {`{"properties":{"x":{"not":{"$ref":"#/$defs/S"}}},"$defs":{"S":{"type":"object","properties":{"a":{"$ref":"#/$defs/S"}},"patternProperties":{"a":{"$ref":"#/$defs/S"}}}}}`, deep(`{"a":`, `}`)},
+		"two ways to an item, behind an if":                       {`{"properties":{"x":{"if":{"$ref":"#/$defs/S"},"then":false}},"$defs":{"S":{"type":"array","items":{"$ref":"#/$defs/S"},"contains":{"$ref":"#/$defs/S"}}}}`, deep(`[`, `]`)},
+		"types of long numbers":                                   {alternatives(500, `{"type":"integer"}`), `{"x":0.` + strings.Repeat("7", 990) + `}`},
+		"members that are noted":                                  {`{"properties":{"x":{"unevaluatedItems":true,"allOf":[` + strings.Repeat(`{"minItems":1},`, 1000) + `{}]}}}`, `{"x":[` + strings.Repeat("1,", 10_000) + `1]}`},
+		"a chain of references at each level, as deep as a stack": {`{"properties":{"x":{"$ref":"#/$defs/d0"}},"$defs":{` + chain.String() + `"d4500":{"properties":{"a":{"$ref":"#/$defs/d0"}}}}}`, `{"y":"` + strings.Repeat("y", 12<<20) + `","x":` + strings.Repeat(`{"a":`, 250) + `1` + strings.Repeat(`}`, 251)},
+		"large patterns":                                          {`{"properties":{"x":{"allOf":[` + wide + `{}]}}}`, long},
 	} {
 		v := compile(t, one.schema)
 		if err := v.Validate(json.RawMessage(one.args)); err == nil || !strings.Contains(err.Error(), "too complex") {
 			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// Honest values are decided, however many constants or items are compared.
+func TestComparisonsAreLinear(t *testing.T) {
+	t.Parallel()
+	signs := make([]string, 4000) // the library's hash is the same for all
+	for i := range signs {
+		signs[i] = strings.NewReplacer("0", "1,", "1", "-1,").Replace(fmt.Sprintf("%012b", i)) + "0"
+	}
+	codes := strings.Repeat(`2.5,`, 20_000)
+	for schema, x := range map[string]string{
+		`{"uniqueItems":true}`:                                                         `[[` + strings.Join(signs, `],[`) + `]]`,
+		`{"items":{"not":{"enum":[` + codes + `3.5]}}}`:                                `[` + strings.Repeat("1,", 20_000) + `1]`,
+		`{"items":{"properties":{"c":{"enum":[` + codes + `1.0]}},"minProperties":1}}`: `[` + strings.Repeat(`{"c":1},`, 20_000) + `{"c":1e0}]`,
+	} {
+		if err := compile(t, `{"properties":{"x":`+schema+`}}`).Validate(json.RawMessage(`{"x":` + x + `}`)); err != nil {
+			t.Errorf("%.40s: %v", schema, err)
 		}
 	}
 }

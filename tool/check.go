@@ -1,19 +1,27 @@
 package tool
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"math/big"
 	"regexp"
 	parser "regexp/syntax"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+	fault "github.com/santhosh-tekuri/jsonschema/v6/kind"
 )
 
 // Prices of the work of a check, in visits of schema objects.
 const (
-	// perStep is how many bytes, members, names or constants are looked at for the price of a visit.
+	// perStep is how many members, names or digits are looked at for the price of a visit.
 	perStep = 16
+	// perNoted is how many members are, with words such as unevaluatedProperties: each visit notes all.
+	perNoted = 2
 	// textPerVisit is how many bytes of a text are looked at for the price of a visit: each is
 	// looked at 256 times at most.
 	textPerVisit = 64
@@ -25,33 +33,29 @@ const (
 	levelsPerUnit = 16
 	// maxWorded is the work of a check that keeps its errors, which take some 300 bytes for each visit.
 	maxWorded = 1_000_000
+	// maxSmall is the work of a check that keeps its errors at once.
+	maxSmall = maxWorded / 10
+	// maxNested is how many visits may be nested. Each takes a KB of the stack, and a stack of 1 GB ends the process.
+	maxNested = 200_000
 )
 
-// Bounds on one schema. The library compares each schema object with all others to compile it.
-const (
-	maxObjects = 10_000
-	// maxInstructions bounds the compiled patterns together. Go compiles 3 KB of a pattern to 130 MB.
-	maxInstructions = 50_000
-)
+// maxInstructions bounds the compiled patterns of a schema. Go compiles 3 KB of a pattern to 130 MB.
+const maxInstructions = 50_000
 
 // check is the library's compiled schema with a budget of work, for one check at a time. The
 // library has neither limit nor context, but asks for the format of a value before it looks into it.
 type check struct {
-	schema  *jsonschema.Schema
-	unfit   *jsonschema.Schema // accepts each value that schema refuses, and makes no errors of it
-	left    int
-	unit    int // the price of a visit
-	entries map[*jsonschema.Schema]int
+	schema *jsonschema.Schema
+	unfit  *jsonschema.Schema // accepts each value that schema refuses, and makes no errors of it
+	left   int
+	unit   int // the price of a visit
+	// perMember is how many members are looked at for the price of a visit.
+	perMember int
+	plain     map[*jsonschema.Schema]*jsonschema.Schema // as the library compiled them
 }
 
 // budgetSpent is the value with which a check panics, through the library.
 type budgetSpent struct{}
-
-func newCheck(doc any) (one *check, err error) {
-	one = &check{entries: map[*jsonschema.Schema]int{}}
-	one.schema, _, err = compile(doc, one)
-	return one, err
-}
 
 // spend takes visits off the budget.
 func (c *check) spend(visits int) {
@@ -60,12 +64,10 @@ func (c *check) spend(visits int) {
 	}
 }
 
-// compile compiles a schema, whose work one counts; without one it is to be read, and matches no pattern. The warnings name the
-// patterns that are not asserted.
-func compile(doc any, one *check) (s *jsonschema.Schema, warnings []string, err error) {
-	if n := objectsIn(doc); n > maxObjects {
-		return nil, nil, fmt.Errorf("it has %d objects and truth values, and at most %d are possible", n, maxObjects)
-	}
+// compile compiles a schema to be read, which matches no pattern, or, metered, for checks. The
+// warnings name the patterns that are not asserted.
+func compile(doc any, metered bool) (one *check, warnings []string, err error) {
+	one = &check{perMember: perStep, plain: map[*jsonschema.Schema]*jsonschema.Schema{}}
 	c := jsonschema.NewCompiler()
 	c.AssertFormat()
 	registerFormats(c)
@@ -87,7 +89,7 @@ func compile(doc any, one *check) (s *jsonschema.Schema, warnings []string, err 
 				warnings = append(warnings, warning)
 			}
 		}
-		if err != nil || one == nil {
+		if err != nil || !metered {
 			return anyText(text), nil
 		}
 		instructions += p.size
@@ -103,158 +105,184 @@ func compile(doc any, one *check) (s *jsonschema.Schema, warnings []string, err 
 		},
 	})
 	c.AssertVocabs()
-	if err := c.AddResource(schemaURL, doc); err != nil {
-		return nil, nil, err
-	}
-	if s, err = c.Compile(schemaURL); err != nil || one == nil {
-		return s, warnings, err
-	}
 	const unfitURL = "mem:///unfit.json"
-	if err := c.AddResource(unfitURL, map[string]any{"not": map[string]any{"$ref": schemaURL}}); err != nil {
+	if err := errors.Join(c.AddResource(schemaURL, doc), c.AddResource(unfitURL, map[string]any{"not": map[string]any{"$ref": schemaURL}})); err != nil {
 		return nil, nil, err
+	}
+	if !metered {
+		one.schema, err = c.Compile(schemaURL)
+		return one, warnings, err
 	}
 	if one.unfit, err = c.Compile(unfitURL); err != nil {
 		return nil, nil, err
 	}
+	one.schema = one.unfit.Not.Ref
 	for _, schema := range all {
+		all = append(all, truthsIn(schema)...)
+	}
+	for _, schema := range all {
+		if schema.UnevaluatedItems != nil || schema.UnevaluatedProperties != nil {
+			one.perMember = perNoted
+		}
 		one.meter(schema)
 	}
-	one.entries = nil
-	return s, warnings, nil
+	return one, warnings, nil
 }
 
-// meter has a schema object count the work of its visits.
+// truthsIn are true and false among the schemas in one: the library compiles these without our vocabulary.
+func truthsIn(s *jsonschema.Schema) []*jsonschema.Schema {
+	items, _ := s.Items.(*jsonschema.Schema)
+	tuple, _ := s.Items.([]*jsonschema.Schema)
+	more, _ := s.AdditionalItems.(*jsonschema.Schema)
+	parts := slices.Concat(s.AllOf, s.AnyOf, s.OneOf, s.PrefixItems, tuple,
+		[]*jsonschema.Schema{items, more, s.Items2020, s.Contains, s.PropertyNames, s.UnevaluatedItems, s.UnevaluatedProperties},
+		slices.Collect(maps.Values(s.Properties)), slices.Collect(maps.Values(s.PatternProperties)), slices.Collect(maps.Values(s.DependentSchemas)))
+	return slices.DeleteFunc(parts, func(one *jsonschema.Schema) bool { return one == nil || one.Bool == nil })
+}
+
+// meter has each visit of a schema pay before any other work. The library tests some words before
+// it asks for a format, and compares constants and unique items with each other: this is done here.
 func (c *check) meter(s *jsonschema.Schema) {
-	price, own := c.priceOf(s), s.Format
-	s.Format = &jsonschema.Format{Validate: func(v any) error {
-		c.spend(price.of(v))
-		if own == nil {
-			return nil
-		}
-		return own.Validate(v)
-	}}
-	if own != nil {
-		s.Format.Name = own.Name
-	}
-}
-
-// price is what a visit of a schema object costs: all the work that no other visit counts. A value
-// of a wrong type, or that is none of the constants, is refused before its schema is asked for a
-// format, so the visit around it pays.
-type price struct {
-	visit  int  // whatever the value
-	member int  // for each member of the value
-	beside int  // schemas of the same value
-	unique bool // all members are compared
-}
-
-func (p price) of(v any) int {
-	members := 0
-	switch v := v.(type) {
-	case string:
-		return p.visit + len(v)/textPerVisit
-	case []any:
-		members = len(v)
-	case map[string]any:
-		members = len(v)
-	}
-	cost := p.visit + members*p.member + members*p.beside/perStep
-	if p.unique {
-		cost += weigh(v) / perStep
-	}
-	return cost
-}
-
-func (c *check) priceOf(s *jsonschema.Schema) price {
-	p := price{visit: 1, unique: s.UniqueItems}
-	beside := slices.Concat(s.AllOf, s.AnyOf, s.OneOf, []*jsonschema.Schema{s.Not, s.If, s.Then, s.Else, s.Ref, s.RecursiveRef})
-	if s.DynamicRef != nil {
-		beside = append(beside, s.DynamicRef.Ref)
-	}
-	names := len(s.Required)
-	for _, one := range s.DependentRequired {
-		names += len(one)
-	}
-	for _, one := range s.DependentSchemas {
-		beside = append(beside, one)
+	price := perStep + len(s.Required) + len(s.DependentSchemas) + len(s.Dependencies)
+	for _, names := range s.DependentRequired {
+		price += 1 + len(names)
 	}
 	for _, one := range s.Dependencies {
-		if list, ok := one.([]string); ok {
-			names += len(list)
+		names, _ := one.([]string)
+		price += len(names)
+	}
+	own, constants := *s, map[string]bool{}
+	c.plain[s] = &own
+	if s.Enum != nil {
+		for _, one := range s.Enum.Values {
+			constants[string(c.key(nil, one))] = true
 		}
-		beside = append(beside, schemaIn(one))
 	}
-	for _, one := range beside {
-		p.visit += c.entry(one)
-		p.beside += min(1, c.entry(one))
+	constant := ""
+	if s.Const != nil {
+		constant = string(c.key(nil, *s.Const))
 	}
-	p.visit += names / perStep
-	members := []*jsonschema.Schema{
-		s.PropertyNames, s.Contains, s.Items2020, s.UnevaluatedItems, s.UnevaluatedProperties,
-		schemaIn(s.Items), schemaIn(s.AdditionalItems), schemaIn(s.AdditionalProperties),
+	s.Bool, s.Types, s.Enum, s.Const, s.UniqueItems = nil, nil, nil, nil, false
+	s.Format = &jsonschema.Format{Validate: func(v any) error {
+		c.spend(price/perStep + c.sizeOf(v))
+		if own.Types != nil {
+			if wrong := wrongType(v, *own.Types); wrong != nil {
+				return refusal{wrong}
+			}
+		}
+		switch list, _ := v.([]any); {
+		case own.Bool != nil && !*own.Bool:
+			return refusal{&fault.FalseSchema{}}
+		case own.Const != nil && string(c.key(nil, v)) != constant:
+			return refusal{&fault.Const{Got: v, Want: *own.Const}}
+		case own.Enum != nil && !constants[string(c.key(nil, v))]:
+			return refusal{&fault.Enum{Got: v, Want: own.Enum.Values}}
+		case own.UniqueItems:
+			if i, j := c.equalItems(list); j > 0 {
+				return refusal{&fault.UniqueItems{Duplicates: [2]int{i, j}}}
+			}
+		}
+		if own.Format == nil || own.Format.Name == "regex" { // that is a pattern of the tool's language, not of ours
+			return nil
+		}
+		return own.Format.Validate(v)
+	}}
+	if own.Format != nil {
+		s.Format.Name = own.Format.Name
 	}
-	for _, one := range s.PatternProperties {
-		members = append(members, one)
-	}
-	for _, one := range members {
-		p.member += c.entry(one)
-	}
-	most := 0 // of schemas of single members
-	list, _ := s.Items.([]*jsonschema.Schema)
-	for _, one := range slices.Concat(s.PrefixItems, list) {
-		most = max(most, c.entry(one))
-	}
-	for _, one := range s.Properties {
-		most = max(most, c.entry(one))
-	}
-	p.member += most
-	return p
 }
 
-// schemaIn is the schema in a part that may be another kind; nil if it is.
-func schemaIn(part any) *jsonschema.Schema {
-	s, _ := part.(*jsonschema.Schema)
-	return s
+// refusal is a format's error for what the library refuses otherwise.
+type refusal struct{ jsonschema.ErrorKind }
+
+func (refusal) Error() string { return "refused" }
+
+// restore makes errors those of the library again.
+func restore(e *jsonschema.ValidationError) {
+	if format, ok := e.ErrorKind.(*fault.Format); ok {
+		if early, ok := format.Err.(refusal); ok { //nolint:errorlint // it is never wrapped
+			e.ErrorKind = early.ErrorKind
+		}
+	}
+	for _, cause := range e.Causes {
+		restore(cause)
+	}
 }
 
-// entry is the work on a value before its schema is asked for a format; 0 without a schema.
-func (c *check) entry(s *jsonschema.Schema) int {
-	if s == nil {
-		return 0
-	}
-	n, known := c.entries[s]
-	if !known {
-		n = 1
-		if s.Enum != nil {
-			n += weigh(s.Enum.Values) / perStep
-		}
-		if s.Const != nil {
-			n += weigh(*s.Const) / perStep
-		}
-		c.entries[s] = n
-	}
-	return n
-}
-
-// weigh is how many steps it takes to compare a value with another. Numbers are parsed for it.
-func weigh(v any) int {
-	n := 1
+// sizeOf is the price of a look at a value, without its members' content.
+func (c *check) sizeOf(v any) int {
 	switch v := v.(type) {
-	case nil, bool:
 	case string:
-		n += len(v) / textPerVisit
+		return len(v) / textPerVisit
+	case json.Number:
+		n := len(v)
+		if i := strings.IndexAny(string(v), "eE"); i >= 0 {
+			exponent, _ := strconv.Atoi(string(v[i+1:])) // it has three digits
+			n += max(exponent, -exponent)
+		}
+		return n / perStep
 	case []any:
-		for _, one := range v {
-			n += weigh(one)
-		}
+		return len(v) / c.perMember
 	case map[string]any:
-		for key, one := range v {
-			n += weigh(key) + weigh(one)
-		}
-	default:
-		n = 4
+		return len(v) / c.perMember
 	}
-	return n
+	return 0
+}
+
+// wrongType returns the error of a value that is of none of the types.
+func wrongType(v any, allowed jsonschema.Types) jsonschema.ErrorKind {
+	got := "number" // an integer, too
+	number, ok := v.(json.Number)
+	if !ok {
+		got = KindOf(v)
+	}
+	if allowed&typesOf(got) != 0 {
+		return nil
+	}
+	if ok && allowed&typesOf("integer") != 0 {
+		if n, ok := new(big.Rat).SetString(string(number)); ok && n.IsInt() {
+			return nil
+		}
+	}
+	return &fault.Type{Got: got, Want: allowed.ToStrings()}
+}
+
+// equalItems returns the first two equal items of a list; 0 and 0 if there are none.
+func (c *check) equalItems(list []any) (int, int) {
+	seen := make(map[string]int, len(list))
+	for i, one := range list {
+		key := string(c.key(nil, one))
+		if first, ok := seen[key]; ok {
+			return first, i
+		}
+		seen[key] = i
+	}
+	return 0, 0
+}
+
+// key appends a text that a value has in common with its equals, and with nothing else.
+func (c *check) key(to []byte, v any) []byte {
+	c.spend(1 + c.sizeOf(v))
+	switch v := v.(type) {
+	case string:
+		return fmt.Appendf(to, "%d:%s", len(v), v)
+	case json.Number:
+		n, _ := new(big.Rat).SetString(string(v))
+		return fmt.Appendf(to, "n%s", n.RatString())
+	case []any:
+		to = append(to, '[')
+		for _, one := range v {
+			to = append(c.key(to, one), ',')
+		}
+		return append(to, ']')
+	case map[string]any:
+		to = append(to, '{')
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			to = append(c.key(c.key(to, name), v[name]), ',')
+		}
+		return append(to, '}')
+	}
+	return fmt.Append(to, v)
 }
 
 // depthOf is how many lists and objects nest in a value.
@@ -272,24 +300,6 @@ func depthOf(v any) (depth int) {
 		return 0
 	}
 	return depth + 1
-}
-
-// objectsIn is how many parts of a document may be schemas.
-func objectsIn(v any) (n int) {
-	switch v := v.(type) {
-	case bool:
-		n = 1
-	case []any:
-		for _, one := range v {
-			n += objectsIn(one)
-		}
-	case map[string]any:
-		n = 1
-		for _, one := range v {
-			n += objectsIn(one)
-		}
-	}
-	return n
 }
 
 // instructionsOf is about how many instructions a pattern is compiled to. Repetitions are copies.

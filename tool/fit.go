@@ -245,25 +245,32 @@ func held(text string) (any, bool) {
 
 // takesText says whether some text may fit a schema. It says yes where it cannot tell.
 func (f *fitter) takesText(s *jsonschema.Schema) bool {
-	return mayBe(s, "string", maxSteps, func() bool { f.spend(0); return true })
+	return mayBe(s, "string", maxSteps, func(s *jsonschema.Schema) *jsonschema.Schema { f.spend(0); return f.check.plain[s] })
 }
 
 // MayBe reports whether some value of a JSON type may fit a schema; number means one that is not
 // whole. It is true if unknown. The empty type is one that no schema names: any value fits it.
 func MayBe(s *jsonschema.Schema, kind string) bool {
 	left := maxVisits
-	return mayBe(s, kind, maxSteps, func() bool { left--; return left > 0 })
+	return mayBe(s, kind, maxSteps, func(s *jsonschema.Schema) *jsonschema.Schema {
+		if left--; left > 0 {
+			return s
+		}
+		return nil
+	})
 }
 
 // maxVisits is how many parts of a schema [MayBe] looks at.
 const maxVisits = 1000
 
-func mayBe(s *jsonschema.Schema, kind string, steps int, visit func() bool) bool {
+// mayBe reads of each schema what visit returns for it; nil if that is unknown.
+func mayBe(s *jsonschema.Schema, kind string, steps int, visit func(*jsonschema.Schema) *jsonschema.Schema) bool {
+	if s = visit(s); s == nil || steps == 0 {
+		return true
+	}
 	is := func(v any) bool { return KindOf(v) == kind }
 	refuses := func(one *jsonschema.Schema) bool { return !mayBe(one, kind, steps-1, visit) }
 	switch {
-	case steps == 0 || !visit():
-		return true
 	case s.Bool != nil:
 		return *s.Bool
 	case s.Types != nil && !slices.ContainsFunc(s.Types.ToStrings(), func(t string) bool { return t == kind || t == "number" && kind == "integer" }),

@@ -20,7 +20,9 @@ const schemaURL = "mem:///schema.json"
 const (
 	baseWork    = 20_000 // visits of schema objects …
 	workPerByte = 4      // … and as many more per byte of the arguments
-	idleChecks  = 4
+	// maxObjects bounds a schema: the library compares each part with all others to compile it.
+	maxObjects = 10_000
+	idleChecks = 4
 )
 
 // Validator checks arguments against one schema. It is immutable: any number of
@@ -59,7 +61,10 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 		}
 	}()
 	v = &Validator{doc: doc, checks: make(chan *check, idleChecks)}
-	v.fast, v.warnings, err = compile(doc, nil)
+	if n := bytes.Count(schema, []byte("{")) + bytes.Count(schema, []byte("true")) + bytes.Count(schema, []byte("false")); n > maxObjects {
+		return nil, refuse("the schema is unusable: it has %d objects and truth values, and at most %d are possible", n, maxObjects)
+	}
+	plain, warnings, err := compile(doc, false)
 	if err != nil {
 		var remote *jsonschema.LoadURLError
 		if errors.As(err, &remote) {
@@ -67,7 +72,7 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 		}
 		return nil, refuse("the schema is unusable: %w", schemaProblem(err))
 	}
-	v.readable = readable{}
+	v.fast, v.warnings, v.readable = plain.schema, warnings, readable{}
 	v.readable.add(v.fast)
 	v.unknown, _ = schemaProperties(schema)
 	return v, nil
@@ -145,19 +150,20 @@ func (v *Validator) CheckResult(result json.RawMessage) (wrong *Mismatch, err er
 // errBudget is the end of a check that takes too long.
 var errBudget = errors.New("too complex to check: too large for the schema, or the alternatives of this overlap and are nested in themselves")
 
-// ask has the library check a well-formed value, and calls mismatch with its error. A value that
-// fits costs no memory for errors of its alternatives.
+// ask has the library check a well-formed value, and calls mismatch with its error. A large value
+// that fits costs no memory for errors of its alternatives.
 func (v *Validator) ask(data json.RawMessage, mismatch func(*jsonschema.ValidationError, any) error) error {
 	return v.checked(data, func(one *check, value any) error {
 		most := min(one.left, maxWorded)
-		if one.unfit.Validate(value) != nil {
+		if one.left > maxSmall && one.unfit.Validate(value) != nil {
 			return nil
 		}
 		one.left = most
 		var failed *jsonschema.ValidationError
 		if err := one.schema.Validate(value); !errors.As(err, &failed) {
-			return broken(fmt.Errorf("two checks of one value differ: %w", err))
+			return nil
 		}
+		restore(failed)
 		return mismatch(failed, value)
 	})
 }
@@ -173,11 +179,15 @@ func (v *Validator) checked(args json.RawMessage, run func(*check, any) error) (
 	select {
 	case one = <-v.checks:
 	default: // all are at work
-		if one, err = newCheck(v.doc); err != nil {
+		if one, _, err = compile(v.doc, true); err != nil {
 			return broken(err)
 		}
 	}
-	one.left, one.unit = baseWork+workPerByte*len(args), 1+depthOf(value)/levelsPerUnit
+	depth := depthOf(value)
+	one.left, one.unit = baseWork+workPerByte*len(args), 1+depth/levelsPerUnit
+	if depth*len(one.plain) > maxNested {
+		one.left = min(one.left, maxNested*one.unit)
+	}
 	defer func() {
 		switch r := recover(); r {
 		case nil:
