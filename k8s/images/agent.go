@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
@@ -94,6 +96,10 @@ func (b *build) debian(ctx context.Context, work string) (v1.Layer, error) {
 	}, sources...)...)
 	cmd.Stderr = b.log
 	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=0")
+	// Killed, it leaves the file system in the temporary folder. It removes it once its children have ended.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = time.Minute
 	if err := cmd.Run(); err != nil {
 		return nil, fmt.Errorf("mmdebstrap: %w", err)
 	}

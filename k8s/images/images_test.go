@@ -3,12 +3,14 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/x509"
 	"debug/elf"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -189,6 +191,41 @@ func checkProgram(t *testing.T, data []byte) {
 	if out, err := exec.CommandContext(t.Context(), file, "--version").CombinedOutput(); err != nil || !strings.Contains(string(out), "v1.2.3") {
 		t.Errorf("--version says %q (%v)", out, err)
 	}
+}
+
+// mmdebstrap removes its files when it is ended, and its first process waits for its children. Killed, it leaves them.
+func TestInterruptedRootFileSystemLeavesNoFiles(t *testing.T) {
+	programs, left := t.TempDir(), filepath.Join(t.TempDir(), "left")
+	for name, script := range map[string]string{
+		"apt-get":    "echo bookworm deb http://127.0.0.1 bookworm main",
+		"apt-config": "",
+		"mmdebstrap": "trap : TERM; (trap 'rm " + left + "; exit' TERM; touch " + left + "; echo begun >&2; sleep 5) & wait; wait",
+	} {
+		if err := os.WriteFile(filepath.Join(programs, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
+	ctx, cancel := context.WithCancel(t.Context())
+	b := testBuild(t, "../..")
+	b.log = writer(func(said []byte) {
+		if strings.Contains(string(said), "begun") {
+			cancel()
+		}
+	})
+	if _, err := b.debian(ctx, t.TempDir()); err == nil {
+		t.Error("an interrupted file system is taken")
+	}
+	if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("its files are left: %v", err)
+	}
+}
+
+type writer func([]byte)
+
+func (w writer) Write(p []byte) (int, error) {
+	w(p)
+	return len(p), nil
 }
 
 // uv of the image is the version that the agent would install.
