@@ -197,7 +197,7 @@ func (g *Group) counter(file, name string) (int, error) {
 // times.
 func (g *Group) Close() {
 	if g != nil {
-		g.closing.Do(func() { g.tree.wg.Go(g.close) })
+		g.closing.Do(func() { g.tree.inBackground(g.close) })
 	}
 }
 

@@ -38,7 +38,10 @@ type Tree struct {
 	tasks      string // parent of those that limit processes: dir with version 2; empty without that controller
 	why        string
 	next       atomic.Uint64
-	wg         sync.WaitGroup // removals of groups
+
+	mu     sync.Mutex
+	closed bool
+	wg     sync.WaitGroup // removals of groups
 }
 
 // NameOf derives a name for a [Tree] from its owner's name, which must be unique on the
@@ -50,7 +53,7 @@ func NameOf(owner string) string {
 
 // Open finds out whether this process may make groups that limit memory, and removes groups and
 // processes that an earlier process left under the same name. The name must be unique; see
-// [NameOf]. Without groups [Tree.Kind] is empty. Close the tree after every group is closed.
+// [NameOf]. Without groups [Tree.Kind] is empty. Close it.
 //
 // record is a file with the place of the groups, for the process that follows a killed one: it
 // may start in another group.
@@ -269,8 +272,11 @@ func (t *Tree) New() (*Group, error) {
 }
 
 // Close waits until closed groups are removed, and removes their parent with all that is left. No
-// group may be made or closed meanwhile.
+// group may be made meanwhile.
 func (t *Tree) Close() {
+	t.mu.Lock()
+	t.closed = true // groups that are closed from here on are among what is left
+	t.mu.Unlock()
 	t.wg.Wait()
 	if t.kind != "" {
 		t.clear(t.dir)
@@ -278,6 +284,16 @@ func (t *Tree) Close() {
 			t.clear(t.tasks)
 		}
 		_ = os.Remove(t.record)
+	}
+}
+
+// inBackground runs a removal, which Close waits for. A call that was cut off closes its worker's group
+// when the tree may be closed already.
+func (t *Tree) inBackground(remove func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.closed {
+		t.wg.Go(remove)
 	}
 }
 

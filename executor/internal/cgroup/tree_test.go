@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -407,4 +408,19 @@ func TestMemoryOfTheProcess(t *testing.T) {
 	f := newFake(t, V2)
 	f.proc = nil
 	diff(t, "without groups", memoryOf(f.kernel(), 8e9), int64(8e9))
+}
+
+// A call that was cut off closes its worker's group while, or after, the executor closes the tree.
+func TestGroupsAreClosedWithTheirTree(t *testing.T) {
+	tree := opened(t, newFake(t, V2), filepath.Join(t.TempDir(), "record"))
+	var calls sync.WaitGroup
+	for range 20 {
+		g, err := tree.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls.Go(g.Close)
+	}
+	tree.Close()
+	calls.Wait()
 }
