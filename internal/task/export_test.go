@@ -37,7 +37,7 @@ func (s *Service) SetHeld(n int64) { s.held = fair.NewRoom[subjects.SessionID](n
 // HoldValues takes all room for values that a session may have, of 4 MiB, until free is called.
 func (s *Service) HoldValues(session subjects.SessionID) (free func()) {
 	s.SetHeld(4 << 20)
-	held := &holding{s: s, account: s.account(session)}
+	held := &holding{room: s.held, account: s.account(session)}
 	for held.take(64<<10) == nil { //nolint:revive // until there is none
 	}
 	return held.free

@@ -209,7 +209,7 @@ func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
 		<-attended
 	}()
 	caller := r.s.client.In(r.session)
-	held := holding{s: r.s, account: r.account}
+	held := holding{room: r.s.held, account: r.account}
 	defer held.free()
 	if !fresh && made.Key == "" {
 		args, err := r.args(&made, &held, fresh)

@@ -75,7 +75,7 @@ func (s *Service) receive(m *nats.Msg) {
 		s.bus.Respond(m, nil, err)
 		return
 	}
-	held := &holding{s: s, account: account}
+	held := &holding{room: s.held, account: account}
 	if err := held.take(int64(m.Size())); err != nil {
 		s.places.Give(account, 1)
 		s.bus.Respond(m, nil, err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/internal/store"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -73,16 +74,16 @@ func (s *Service) account(session subjects.SessionID) subjects.SessionID {
 
 // holding is the room of an account that is taken for values in memory.
 type holding struct {
-	s       *Service
+	room    *fair.Room[subjects.SessionID]
 	account subjects.SessionID
 	sizes   []int64
 }
 
 // take takes room for one more; the error is busy.
 func (h *holding) take(size int64) error {
-	if !h.s.held.Take(h.account, size) {
-		return toolmesh.Errorf(toolmesh.CodeBusy, "payloads of the session's tasks have its share of the %d bytes on this node: try again", h.s.held.Limit()).
-			WithDetail("limit", "held_bytes").WithDetail("max", h.s.held.Limit()).
+	if !h.room.Take(h.account, size) {
+		return toolmesh.Errorf(toolmesh.CodeBusy, "payloads of the session's tasks have its share of the %d bytes on this node: try again", h.room.Limit()).
+			WithDetail("limit", "held_bytes").WithDetail("max", h.room.Limit()).
 			WithDetail("retry_after_ms", heldAgain.Milliseconds()).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 	}
 	h.sizes = append(h.sizes, size)
@@ -92,7 +93,7 @@ func (h *holding) take(size int64) error {
 // free gives all of it back.
 func (h *holding) free() {
 	for _, size := range h.sizes {
-		h.s.held.Give(h.account, size)
+		h.room.Give(h.account, size)
 	}
 	h.sizes = nil
 }
