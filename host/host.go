@@ -229,12 +229,13 @@ func (h *Host) start(ctx context.Context) error {
 }
 
 // lay creates the buckets and streams that a node needs, and fills the host's own view of
-// sessions.
+// sessions. After the first time it only makes what is missing.
 func (h *Host) lay(ctx context.Context) error {
-	o := &h.opts
-	layout := store.Layout(o.StoreOptions)
-	err := store.Of(h.bus).Ensure(ctx, &layout)
-	if err != nil {
+	layout, lay := store.Layout(h.opts.StoreOptions), store.Of(h.bus).Ensure
+	if h.presence.Joined() {
+		lay = store.Of(h.bus).Restore
+	}
+	if err := lay(ctx, &layout); err != nil {
 		return err
 	}
 	return h.sessions.Open(ctx, h.log)

@@ -197,6 +197,22 @@ func (l Layout) objectStore(bucket, description string) jetstream.StreamConfig {
 // data; for others the error says what to do. While JetStream has no leader it retries until ctx
 // ends, or for 30 s if ctx has no deadline. nil is the zero Layout.
 func (st Store) Ensure(ctx context.Context, layout *Layout) error {
+	return st.lay(ctx, layout, st.ensureStream)
+}
+
+// Restore makes what is missing, as [Store.Ensure] does, and leaves the rest as it is: another
+// process may have changed it since.
+func (st Store) Restore(ctx context.Context, layout *Layout) error {
+	return st.lay(ctx, layout, func(ctx context.Context, want jetstream.StreamConfig, l Layout) error {
+		_, err := st.JetStream().Stream(ctx, want.Name)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			return st.ensureStream(ctx, want, l)
+		}
+		return err //nolint:wrapcheck // the next renewal asks again
+	})
+}
+
+func (st Store) lay(ctx context.Context, layout *Layout, each func(context.Context, jetstream.StreamConfig, Layout) error) error {
 	l := *cmp.Or(layout, &Layout{})
 	if err := l.Validate("Layout"); err != nil {
 		return err
@@ -207,7 +223,7 @@ func (st Store) Ensure(ctx context.Context, layout *Layout) error {
 		return err
 	}
 	for _, want := range append(l.Streams(), l.objects()...) {
-		if err := st.ensureStream(ctx, want, l); err != nil {
+		if err := each(ctx, want, l); err != nil {
 			return err
 		}
 	}

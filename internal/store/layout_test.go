@@ -114,6 +114,17 @@ func TestEnsureRepairsSafeDifferences(t *testing.T) {
 	if got := config(t, b, subjects.StreamChunks).MaxBytes; got != 2<<20 {
 		t.Fatalf("chunk bytes %d after they were raised", got)
 	}
+	// What is missing is made anew, and another process's change stays.
+	if err := b.JetStream().DeleteStream(t.Context(), bucket); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Restore(t.Context(), &store.Layout{ChunksMax: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	if got := config(t, b, subjects.StreamChunks).MaxBytes; got != 2<<20 {
+		t.Fatalf("chunk bytes %d after a restore", got)
+	}
+	config(t, b, bucket)
 }
 
 func TestEnsureRefusesForeignStreams(t *testing.T) {
