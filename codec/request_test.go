@@ -409,3 +409,20 @@ func TestRefusedRequestSaysHowToAnswer(t *testing.T) {
 		}
 	}
 }
+
+// The broker acts upon headers of its own with the rights of the one that publishes them.
+func TestPassedOnHeadersAreNotTheBrokers(t *testing.T) {
+	t.Parallel()
+	for _, form := range []Form{FormPlain, FormEnvelope} {
+		header := Header{"Mesh-Rpc-Id": {"r"}, "Natsy": {"stays"}, "X-Nats-Trace-Dest": {"stays"}}
+		for _, name := range []string{"Nats-Trace-Dest", "nats-trace-dest", "NATS-TRACE-ONLY", "Nats-Trace-Dest ", "Nats-Rollup", "Nats-Expected-Last-Sequence", "Nats-Msg-Id", "Nats-TTL", "Nats-Schedule"} {
+			header[name] = []string{"$JS.API.STREAM.PURGE.MESH_CHUNKS"}
+		}
+		got := (&Request{Form: form}).PassOn(header, 0)
+		delete(got, HeaderHops)
+		want := Header{"Mesh-Rpc-Id": {"r"}, "Natsy": {"stays"}, "X-Nats-Trace-Dest": {"stays"}}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("form %v (-want +got):\n%s", form, diff)
+		}
+	}
+}

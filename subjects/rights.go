@@ -20,8 +20,9 @@ const (
 	InboxNode   = "_INBOX_mesh_node"
 	InboxAdmin  = "_INBOX_mesh_admin"
 
-	// meshInbox follows "_INBOX_" in those of the mesh's members.
-	meshInbox = "mesh_"
+	// MemberInboxes begins those of the mesh's members.
+	MemberInboxes = SharedInbox + "_" + meshInbox
+	meshInbox     = "mesh_"
 )
 
 // discovery is where NATS's service discovery is asked.

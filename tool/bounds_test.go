@@ -103,13 +103,10 @@ func TestSilentWorkIsBounded(t *testing.T) {
 // Honest values are decided, however many constants or items are compared.
 func TestComparisonsAreLinear(t *testing.T) {
 	t.Parallel()
-	signs := make([]string, 4000) // the library's hash is the same for all
-	for i := range signs {
-		signs[i] = strings.NewReplacer("0", "1,", "1", "-1,").Replace(fmt.Sprintf("%012b", i)) + "0"
-	}
 	codes := strings.Repeat(`2.5,`, 20_000)
 	for schema, x := range map[string]string{
-		`{"uniqueItems":true}`:                                                         `[[` + strings.Join(signs, `],[`) + `]]`,
+		`{"uniqueItems":true}`:                                                         signs(4000),
+		`{"$ref":"http://json-schema.org/draft-04/schema#"}`:                           `{"enum":` + signs(4000) + `}`,
 		`{"items":{"not":{"enum":[` + codes + `3.5]}}}`:                                `[` + strings.Repeat("1,", 20_000) + `1]`,
 		`{"items":{"properties":{"c":{"enum":[` + codes + `1.0]}},"minProperties":1}}`: `[` + strings.Repeat(`{"c":1},`, 20_000) + `{"c":1e0}]`,
 	} {
@@ -117,6 +114,15 @@ func TestComparisonsAreLinear(t *testing.T) {
 			t.Errorf("%.40s: %v", schema, err)
 		}
 	}
+}
+
+// signs is a list of different lists, which have one hash in the library.
+func signs(n int) string {
+	lists := make([]string, n)
+	for i := range lists {
+		lists[i] = "[" + strings.NewReplacer("0", "1,", "1", "-1,").Replace(fmt.Sprintf("%020b", i)) + "0]"
+	}
+	return "[" + strings.Join(lists, ",") + "]"
 }
 
 // A schema costs what its size costs, whatever its author writes.
@@ -134,6 +140,12 @@ func TestSchemasAreBounded(t *testing.T) { //nolint:paralleltest // it counts al
 	}
 	if _, err := tool.Compile(json.RawMessage(alternatives(100_000, `{"a":1}`))); err == nil || !strings.Contains(err.Error(), "at most 10000 are possible") {
 		t.Errorf("100,000 alternatives: %v", err)
+	}
+	for _, n := range []int{100, 100_000} { // the schema of draft 4 wants constants that are unique
+		_, err := tool.Compile(json.RawMessage(`{"$schema":"http://json-schema.org/draft-04/schema#","properties":{"x":{"enum":` + signs(n) + `}}}`))
+		if (err == nil) != (n == 100) {
+			t.Errorf("an enum of %d lists: %v", n, err)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -22,6 +23,9 @@ const (
 	workPerByte = 4      // … and as many more per byte of the arguments
 	// maxObjects bounds a schema: the library compares each part with all others to compile it.
 	maxObjects = 10_000
+	// maxEnum bounds the lists and objects of one enum in drafts 4 and 6, which compare each with all
+	// others: lists of 1 and -1 have one hash in the library.
+	maxEnum    = 100
 	idleChecks = 4
 )
 
@@ -64,6 +68,9 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 	if n := bytes.Count(schema, []byte("{")) + bytes.Count(schema, []byte("true")) + bytes.Count(schema, []byte("false")); n > maxObjects {
 		return nil, refuse("the schema is unusable: it has %d objects and truth values, and at most %d are possible", n, maxObjects)
 	}
+	if n, older := longestEnum(doc); older && n > maxEnum {
+		return nil, refuse("the schema is unusable: an enum has %d lists and objects, and at most %d are possible in drafts 4 and 6", n, maxEnum)
+	}
 	plain, warnings, err := compile(doc, false)
 	if err != nil {
 		var remote *jsonschema.LoadURLError
@@ -76,6 +83,32 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 	v.readable.add(v.fast)
 	v.unknown, _ = schemaProperties(schema)
 	return v, nil
+}
+
+// longestEnum is the most lists and objects that an enum in a document has. older says that a part
+// of it names draft 4 or 6.
+func longestEnum(v any) (most int, older bool) {
+	inside := func(one any) {
+		n, old := longestEnum(one)
+		most, older = max(most, n), older || old
+	}
+	switch v := v.(type) {
+	case []any:
+		for _, one := range v {
+			inside(one)
+		}
+	case map[string]any:
+		draft, _ := v["$schema"].(string)
+		older = strings.Contains(draft, "draft-04") || strings.Contains(draft, "draft-06")
+		constants, _ := v["enum"].([]any)
+		for _, one := range constants {
+			most += min(depthOf(one), 1)
+		}
+		for _, one := range v {
+			inside(one)
+		}
+	}
+	return most, older
 }
 
 // Schema is the schema as the library compiled it. It must not be changed.

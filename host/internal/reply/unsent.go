@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/fair"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 const (
@@ -54,9 +55,8 @@ func heldSize(m *nats.Msg) int64 { return int64(m.Size() + heldCost) }
 // inboxPrefix is the first token of a reply subject. All of those of the mesh's own members are
 // one: any caller may name any of them.
 func inboxPrefix(reply string) string {
-	const members = "_INBOX_mesh_"
-	if strings.HasPrefix(reply, members) {
-		return members
+	if strings.HasPrefix(reply, subjects.MemberInboxes) {
+		return subjects.MemberInboxes
 	}
 	prefix, _, _ := strings.Cut(reply, ".")
 	return prefix
