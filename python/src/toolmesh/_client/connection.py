@@ -179,6 +179,9 @@ class Connection:
             self.inbox = f"{prefix}.{mark}{secrets.token_hex(11)}."
             subscription = await nc.subscribe(self.inbox + ">", future=taking(self._receive))
             if key:
+                # nats-py may write the PING of a flush before the subscription, whose refusal comes after its PONG
+                # then. That of the next one is behind it.
+                await nc.flush()
                 await nc.flush()
                 if self._denied == self.inbox:
                     with contextlib.suppress(nats.errors.Error):
