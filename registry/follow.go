@@ -31,6 +31,7 @@ type follow struct {
 	ahead   map[uint64]struct{} // received behind a gap
 	latest  time.Time           // of received changes, by the broker's clock
 	created time.Time           // of the stream; another one means that it was made anew
+	reading bool                // what is read now is still missing
 	whole   bool                // read everything, not only missing changes
 	tail    bool                // ask the leader for changes behind top that were not received
 	count   bool                // with tail: marks of keys that are gone may have gone themselves
@@ -102,7 +103,7 @@ func (f *follow) join() {
 	}
 }
 
-func (f *follow) needsReading() bool { return f.whole || f.tail || len(f.ahead) > 0 }
+func (f *follow) needsReading() bool { return f.reading || f.whole || f.tail || len(f.ahead) > 0 }
 
 const (
 	// marksStay is the min time for which the mark of a key's end can be read.
@@ -297,10 +298,12 @@ func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 	if whole {
 		from, f.whole, f.again = 1, false, time.Time{}
 	}
+	f.reading = true
 	v.mu.Unlock()
 	read, found, err := v.readFrom(ctx, f, stream, from, info.State.LastSeq)
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	f.reading = false
 	if err != nil {
 		f.whole, f.tail, f.count = f.whole || whole, f.tail || tail, f.count || count
 		return err
