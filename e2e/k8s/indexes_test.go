@@ -106,7 +106,7 @@ func TestIndexesComponent(t *testing.T) {
 	until(t, "an entry beside these is brought", func() (string, error) { return r.shell(t.Context(), "mesh call third.work.echo n:=8 ms:=0") },
 		func(said string) bool { return strings.TrimSpace(said) == "8" })
 	for _, read := range []string{"mesh indexes", "kubectl -n toolmesh logs deployment/mesh-indexes"} {
-		says(t, read, func() (string, error) { return r.shell(t.Context(), read) }, "has not answered in 30s", "Couldn't connect to server", `"API_KEY"`)
+		says(t, read, func() (string, error) { return r.shell(t.Context(), read) }, "has not answered in 30s", "Couldn't connect to server", "API_KEY") // logs are JSON, which escapes quotes
 	}
 	r.must(t, "kubectl -n toolmesh set env deployment/mesh-indexes --from secret/keys")
 	until(t, "the entry with a secret that is there now", func() (string, error) { return r.shell(t.Context(), "mesh call secret.work.echo n:=9 ms:=0") },
