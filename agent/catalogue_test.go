@@ -28,12 +28,22 @@ type about struct {
 	Index       struct{ Name, Revision string }
 }
 
+// answered asks the registry until it answers: a busy machine may take longer than one question waits.
+func answered[T any](t *testing.T, ask func() (T, error)) (answer T) {
+	t.Helper()
+	meshtest.Until(t, "the registry answers", func() bool {
+		var err error
+		if answer, err = ask(); err != nil && !strings.Contains(err.Error(), "did not answer within") {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
+	return answer
+}
+
 func describe(t *testing.T, c *client.Client, id string) about {
 	t.Helper()
-	raw, err := c.Describe(t.Context(), subjects.ToolID(id))
-	if err != nil {
-		t.Fatalf("describe %s: %v", id, err)
-	}
+	raw := answered(t, func() (json.RawMessage, error) { return c.Describe(t.Context(), subjects.ToolID(id)) })
 	var a about
 	if err := json.Unmarshal(raw, &a); err != nil {
 		t.Fatal(err)
@@ -43,10 +53,7 @@ func describe(t *testing.T, c *client.Client, id string) about {
 
 func listed(t *testing.T, c *client.Client, id string) registry.ListedTool {
 	t.Helper()
-	all, err := c.List(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := answered(t, func() ([]registry.ListedTool, error) { return c.List(t.Context()) })
 	for _, one := range all {
 		if string(one.ID) == id {
 			return one

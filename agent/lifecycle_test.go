@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
@@ -413,5 +415,32 @@ func TestANodeThatIsLostIsAnError(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Fatal("the agent goes on")
+	}
+}
+
+// An agent starts although its node could not make all streams in the time of one attempt, as on a slow disk. It
+// takes the 5 s of that attempt.
+func TestAgentStartsOnASlowStore(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	account := s.Server().GlobalAccount()
+	const create = "$JS.API.STREAM.CREATE.MESH_TASKS"
+	if err := account.AddMapping(create, "lost"); err != nil {
+		t.Fatal(err)
+	}
+	nc := s.Connect(t)
+	lost := make(chan *nats.Msg, 100)
+	if _, err := nc.ChanSubscribe("lost", lost); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nc.Subscribe("lost", func(*nats.Msg) { account.RemoveMapping(create) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	start(t, s, "n1")
+	if len(lost) == 0 {
+		t.Error("the first attempt to make the stream of tasks was not lost")
 	}
 }

@@ -44,7 +44,7 @@ func (a *attempt) Silent(n *bus.Peer, lost bool) {
 	case lost && n != nil:
 		routes.forgetNode(n.ID)
 	case !lost && !a.batch:
-		if _, _, known := routes.declared(key); !known { // needed if the call is lost
+		if _, _, known := routes.declared(key, time.Now()); !known { // needed if the call is lost
 			a.c.askNodes(key)
 		}
 	}

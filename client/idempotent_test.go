@@ -72,7 +72,11 @@ func testLostNode(t *testing.T, queue, frozen bool) {
 			}
 		}
 		if d.ran(string(victim)+" "+key) > 0 {
-			wait(t, "second start", d.gate(key).started)
+			select {
+			case <-d.gate(key).started:
+			case o := <-calls[i]:
+				t.Fatalf("%s ended without a second start: %v", key, o.err)
+			}
 		}
 		for range 2 { // the lost ones are still there
 			d.gate(key).release <- struct{}{}

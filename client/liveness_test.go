@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -213,15 +214,33 @@ func TestNodeStartedAnew(t *testing.T) {
 	}
 }
 
-// loseReplies runs a call whose answer gets lost, and returns the call's outcome.
-func loseReplies(t *testing.T, d *tools, node, caller *meshtest.Proxy, c *client.Client, opts ...client.CallOption) outcome {
+// kept waits for a keepalive of a call, which tells the caller where it runs, and then for a
+// heartbeat: so the node has all its time until it is heard again.
+func kept(t *testing.T, broker *meshtest.Server) {
 	t.Helper()
-	call := start(t, c, "desk.hold", toolArgs{Key: "lost"}, opts...)
+	all, err := broker.Connect(t).SubscribeSync(">")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for known := false; ; {
+		m, err := all.NextMsg(testTimeout)
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case m.Header.Get("Mesh-Keepalive") != "":
+			known = true
+		case known && strings.HasPrefix(m.Subject, "mesh.hb."):
+			return
+		}
+	}
+}
+
+// loseReplies runs a call whose answer gets lost, and returns the call's outcome.
+func loseReplies(t *testing.T, d *tools, broker *meshtest.Server, node, caller *meshtest.Proxy, c *client.Client) outcome {
+	t.Helper()
+	call := start(t, c, "desk.hold", toolArgs{Key: "lost"})
 	wait(t, "start", d.gate("lost").started)
-	// The client must know where it runs: a keepalive a second after the start.
-	timer := time.NewTimer(2500 * time.Millisecond)
-	defer timer.Stop()
-	<-timer.C
+	kept(t, broker)
 	if node != nil {
 		node.Blackhole() // takes the reply, and never gives it on
 	} else {
@@ -264,7 +283,7 @@ func TestLostReply(t *testing.T) {
 				if at == "the caller" {
 					node = nil
 				}
-				o := loseReplies(t, d, node, near, c)
+				o := loseReplies(t, d, broker, node, near, c)
 				if o.err != nil || string(o.result.Value) != `"released lost"` {
 					t.Errorf("call: %v, want the recorded result", o.err)
 				}
@@ -288,9 +307,7 @@ func TestLostReplyOfABusyNode(t *testing.T) {
 	c := newClient(t, near.Connect(t), nil)
 	call := start(t, c, "desk.hold", toolArgs{Key: "lost"})
 	wait(t, "start", d.gate("lost").started)
-	timer := time.NewTimer(2500 * time.Millisecond) // the client must know where it runs
-	defer timer.Stop()
-	<-timer.C
+	kept(t, broker)
 	near.Cut(true)
 	d.gate("lost").release <- struct{}{}
 	wait(t, "end", d.gate("lost").ended)

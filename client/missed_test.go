@@ -82,3 +82,53 @@ func TestIdempotentCallsOfANodeThatAnswersForTheRegistry(t *testing.T) {
 		}
 	}
 }
+
+// The registry may be silent since the call was sent: its answer about the tool before that counts,
+// though it is older than the 5 s for which the test waits.
+func TestIdempotentCallWhileTheRegistryIsSilent(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	answers := meshtest.NewProxy(t, broker)
+	view := answerRegistry(t, answers.Connect(t))
+	t.Cleanup(answers.Heal)
+	proxies := map[subjects.NodeID]*meshtest.Proxy{}
+	for range 2 {
+		p := meshtest.NewProxy(t, broker)
+		proxies[d.serve(t, p.Connect(t), nil).Node()] = p
+		t.Cleanup(p.Heal)
+	}
+	known(t, view, "desk.again", 2)
+	c := newClient(t, broker.Connect(t), nil)
+	directed := newSpy(t, broker.Connect(t), "mesh.node.*.tools.>")
+	meshtest.Until(t, "calls are directed", func() bool {
+		if _, err := c.Call(t.Context(), "desk.again", toolArgs{Key: "warm"}); err != nil {
+			t.Fatal(err)
+		}
+		return len(directed.heard()) > 0
+	})
+	answers.Blackhole()
+	call := start(t, c, "desk.again", toolArgs{Key: "lost"}, client.WithTimeout(testTimeout))
+	g := d.gate("lost")
+	lost := wait(t, "start", g.started)
+	heartbeats, err := broker.Connect(t).SubscribeSync("mesh.hb." + string(lost))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 6 {
+		if _, err := heartbeats.NextMsg(testTimeout); err != nil {
+			t.Fatal(err)
+		}
+	}
+	proxies[lost].Blackhole()
+	select {
+	case <-g.started:
+		g.release <- struct{}{}
+		g.release <- struct{}{}
+		if o := wait(t, "answer", call); o.err != nil {
+			t.Error(o.err)
+		}
+	case o := <-call:
+		t.Errorf("it ended without a second start: %v", o.err)
+	}
+}

@@ -243,10 +243,11 @@ func (c *Client) askNodes(key routeKey) <-chan singleflight.Result {
 	})
 }
 
-// declaredIdempotent finds out, once a call was lost, whether its tool is declared so that
-// it may be sent again, and whether a node serves it that is well.
-func (c *Client) declaredIdempotent(ctx context.Context, key routeKey) (declared, others bool) {
-	declared, others, ok := c.shared.routes.declared(key)
+// declaredIdempotent finds out, once a call was lost that was sent at a time, whether its tool is
+// declared so that it may be sent again, and whether a node serves it that is well. If the registry
+// is silent, its answer when the call was sent counts.
+func (c *Client) declaredIdempotent(ctx context.Context, key routeKey, sent time.Time) (declared, others bool) {
+	declared, others, ok := c.shared.routes.declared(key, time.Now())
 	if ok {
 		return declared, others
 	}
@@ -254,18 +255,18 @@ func (c *Client) declaredIdempotent(ctx context.Context, key routeKey) (declared
 	case <-c.askNodes(key):
 	case <-ctx.Done():
 	}
-	declared, others, _ = c.shared.routes.declared(key)
+	declared, others, _ = c.shared.routes.declared(key, sent)
 	return declared, others
 }
 
-// declared returns the registry's last answer about a tool; ok is false if that is too old.
-// others reports whether a usable node serves it: while some nodes send heartbeats, silent ones
-// are not usable.
-func (r *routes) declared(key routeKey) (idempotent, others, ok bool) {
+// declared returns the registry's last answer about a tool; ok is false if that was too old at a
+// time. others reports whether a usable node serves it: while some nodes send heartbeats, silent
+// ones are not usable.
+func (r *routes) declared(key routeKey, at time.Time) (idempotent, others, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := r.known[key]
-	if known == nil || time.Since(known.answered) > routeFresh {
+	if known == nil || at.Sub(known.answered) > routeFresh {
 		return false, false, false
 	}
 	heard := slices.ContainsFunc(known.seats, func(n *seat) bool { return n.Heard() && n.Peer.Usable() })

@@ -75,6 +75,7 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 		if t.node != nil {
 			t.node.Outstanding.Add(1)
 		}
+		sent := time.Now()
 		err := send(t)
 		if t.node != nil {
 			t.node.Outstanding.Add(-1)
@@ -144,7 +145,7 @@ func (c *Client) tries(ctx context.Context, name subjects.ToolID, s *settings, s
 			if e.Code == toolmesh.CodeNodeLost {
 				asking, cancel = context.WithTimeout(ctx, lostAsk)
 			}
-			declared, others := c.declaredIdempotent(asking, routeKey{s.Session, id})
+			declared, others := c.declaredIdempotent(asking, routeKey{s.Session, id}, sent)
 			cancel()
 			if e.Started != toolmesh.StartedNo && !declared && !s.idempotent && s.IdempotencyKey == "" {
 				return err

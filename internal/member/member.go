@@ -87,16 +87,13 @@ func (m *Member) Join(ctx context.Context) error {
 	if m.View != nil {
 		return nil
 	}
-	if m.Host == nil { // else the host has seen to it
+	if m.Host == nil || m.Host.Unregistered() != nil { // a host that has a lease has made the streams
 		if err := m.prepare(ctx); err != nil {
 			return err
 		}
 	}
 	view, err := registry.OpenView(ctx, m.Bus, &m.opts.View)
 	if err != nil {
-		if m.Host != nil && m.Host.Unregistered() != nil {
-			return m.Host.Unregistered() // a missing bucket is one that the host could not make
-		}
 		return err
 	}
 	responder, err := registry.NewResponder(m.Bus, view, m.Store)

@@ -2,6 +2,7 @@ package standby
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"log/slog"
 	"maps"
@@ -461,8 +462,7 @@ func (c *call) pass(node subjects.NodeID, boot subjects.BootID, tick <-chan time
 			}
 			// Messages to an earlier connection may be lost. A caller that asked for keepalives
 			// misses them, and asks the node itself.
-			lost := !s.view.Runs(node, boot) || c.req.Keepalive && s.bus.State().Since != made
-			if lost && silent > signLate {
+			if silent > signLate && (c.req.Keepalive && s.bus.State().Since != made || s.lost(node, boot)) {
 				if !first.Load() || !c.req.Keepalive { // else the caller knows the node, and finds out itself
 					c.answer(toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s, which had the call, is lost: whether the tool ran is not known", node).
 						WithOrigin(toolmesh.OriginMesh).WithDetail("node", string(node)))
@@ -478,6 +478,17 @@ func (c *call) pass(node subjects.NodeID, boot subjects.BootID, tick <-chan time
 			return true
 		}
 	}
+}
+
+// lost reports whether a node is silent that this router would hear: its heartbeats may be behind
+// much else on the router's connection, and then wait to be looked at.
+func (s *Standby) lost(node subjects.NodeID, boot subjects.BootID) bool {
+	if s.view.Runs(node, boot) {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(s.base, time.Second)
+	defer cancel()
+	return s.bus.Ping(ctx) == nil && wake.After(ctx, bus.LookEvery) && !s.view.Runs(node, boot)
 }
 
 // take notes whether a node has the call.

@@ -92,7 +92,7 @@ func TestWaitingCallsAreBoundedInBytes(t *testing.T) {
 	}
 	ask("default", 1)
 	r.awaits(most + 1)
-	r.node("n1", most+1)
+	r.node("n1", 2) // with more at once a busy machine passes bodies on for longer than a node may be silent
 	for range most + 1 {
 		if m := <-answers; codec.ParseReply(codec.Header(m.Header), m.Data).Kind == codec.ReplyError {
 			t.Errorf("a call that has waited: %v %s", m.Header, m.Data)

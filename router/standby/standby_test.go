@@ -400,6 +400,33 @@ func TestTheNodeOfACallThatWaitedIsLost(t *testing.T) {
 	r.release <- struct{}{}
 }
 
+// A router whose own connection brings nothing says of no node that it is lost: the call that it
+// passed on has its answer once the connection is back.
+func TestRouterThatHearsNothingLosesNoNode(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, single(t), 0, nil)
+	t.Cleanup(r.proxy.Heal)
+	plain := r.request("weather.slow", `{}`, nil)
+	r.awaits(1)
+	heartbeats, err := r.top.Serve(t).SubscribeSync("mesh.hb.n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.node("n1", 8)
+	<-r.started
+	r.proxy.Blackhole()
+	for range 6 {
+		if _, err := heartbeats.NextMsg(waitTimeout); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.release <- struct{}{}
+	r.proxy.Heal()
+	if m := <-plain; string(m.Data) != `"done"` {
+		t.Errorf("the call: %v %s", m.Header, m.Data)
+	}
+}
+
 // A router that ends has its calls sent again: by our client to the next one, and to
 // others it says that they may.
 func TestTheRouterOfACallThatWaitsStops(t *testing.T) {
