@@ -27,7 +27,8 @@ func Features() []string { return slices.Clone(features) }
 // known reports whether a name of Mesh-Require is one we act on: a feature, or
 // the name of a request header that is not for later.
 func known(name string) bool {
-	return headerName(name) != "" || slices.ContainsFunc(features, func(f string) bool { return strings.EqualFold(name, f) })
+	// Only nodes that run batches get one.
+	return headerName(name) != "" || strings.EqualFold(name, FeatureBatch) || slices.ContainsFunc(features, func(f string) bool { return strings.EqualFold(name, f) })
 }
 
 // checkVersion checks the version of a message and its required features.

@@ -125,19 +125,20 @@ func (d *Descriptor) Encode() ([]byte, error) {
 }
 
 // Decode reads a stored descriptor and verifies it against the digest that it
-// was stored under. The errors are protocol_error.
+// was stored under. Fields of a later version count in the digest, and are left out otherwise. The
+// errors are protocol_error.
 func Decode(data []byte, digest string) (*Descriptor, error) {
 	d := new(Descriptor)
-	if err := json.Unmarshal(data, d); err != nil {
+	got, err := digestOf(data)
+	if err == nil {
+		err = json.Unmarshal(data, d)
+	}
+	switch {
+	case err != nil:
 		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "a stored descriptor is not readable: %w", err)
-	}
-	got, err := d.Digest()
-	if err != nil {
-		return nil, err
-	}
-	if got != digest {
+	case got != digest:
 		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError,
-			"the stored descriptor of tool %q has digest %s, not %s: the store is damaged, or written by an incompatible version", d.ID, got, digest)
+			"the stored descriptor of tool %q has digest %s, not %s: the store is damaged, or its writer made the digest in another way", d.ID, got, digest)
 	}
 	return d, nil
 }
@@ -154,12 +155,20 @@ func (d *Descriptor) Digest() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	digest, err := digestOf(data)
+	if err != nil {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the descriptor of tool %q is not JSON: %w", d.ID, err)
+	}
+	return digest, nil
+}
+
+func digestOf(data []byte) (string, error) {
 	if _, bad := scan(data, nil, nil); bad != nil {
-		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the descriptor of tool %q is not JSON: %w", d.ID, bad)
+		return "", bad
 	}
 	text, err := canonical(data, true)
 	if err != nil {
-		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the descriptor of tool %q is not JSON: %w", d.ID, err)
+		return "", err
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:]), nil

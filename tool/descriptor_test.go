@@ -1,6 +1,9 @@
 package tool_test
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"reflect"
 	"strings"
@@ -100,6 +103,16 @@ func TestDescriptorEncodeDecode(t *testing.T) {
 	got.Index = d.Index
 	if diff := cmp.Diff(d, got); diff != "" {
 		t.Errorf("Decode(Encode) (-want +got):\n%s", diff)
+	}
+	// A node of a later version may write more, and its digest covers that.
+	later := append(bytes.TrimSuffix(data, []byte("}")), `,"later":1}`...)
+	text, err := tool.Canonical(later)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(text)
+	if got, err := tool.Decode(later, hex.EncodeToString(sum[:])); err != nil || got.ID != d.ID {
+		t.Errorf("a descriptor with a field of a later version: %v", err)
 	}
 	if _, err := tool.Decode([]byte(strings.Replace(string(data), "sky", "sea", 1)), digest); toolmesh.CodeOf(err) != toolmesh.CodeProtocolError {
 		t.Errorf("a changed descriptor decodes with %v, want protocol_error", err)

@@ -215,6 +215,9 @@ func TestBadUploads(t *testing.T) {
 		"a negative size": {func() *nats.Msg { return r.ask(shared, []byte(`{"size":-1}`), "Mesh-Payload", "put") }, toolmesh.CodeInvalidRequest},
 		"too large":       {func() *nats.Msg { return r.ask(shared, []byte(`{"size":1001}`), "Mesh-Payload", "put") }, toolmesh.CodePayloadTooLarge},
 		"no session":      {func() *nats.Msg { return r.ask("mesh.payload.none.x", []byte(`{"size":1}`), "Mesh-Payload", "put") }, toolmesh.CodeSessionNotFound},
+		"required": {func() *nats.Msg {
+			return r.ask(shared, nil, "Mesh-Payload", "delete", "Mesh-Require", "later")
+		}, toolmesh.CodeProtocolError},
 		"nothing begun": {func() *nats.Msg {
 			return r.ask("mesh.node.n.payload.s.y", []byte("x"), "Mesh-Payload", "piece", "Mesh-Seq", "1")
 		}, toolmesh.CodeInvalidRequest},

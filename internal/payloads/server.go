@@ -109,6 +109,9 @@ func (s *Server) Serve(m *nats.Msg) {
 		return
 	}
 	header, bad := bus.RequestHeader(m)
+	if bad == nil {
+		bad = codec.ParseBody(header, nil, nil) // the version and what is required, of every verb
+	}
 	if bad != nil {
 		s.refuse(m.Reply, bad)
 		return

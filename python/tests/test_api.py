@@ -5,6 +5,7 @@ import copy
 import functools
 import importlib
 import inspect
+import json
 import logging
 import pathlib
 import pickle
@@ -20,6 +21,7 @@ import pytest
 
 import toolmesh
 from toolmesh import AsyncMesh, AsyncTask, Host, Mesh, RemoteTool, Task, client, dspy
+from toolmesh._client import answers, results
 from toolmesh._client.background import Background
 from toolmesh._client.connection import Connection
 from toolmesh._core import errors
@@ -136,6 +138,20 @@ def test_the_trace_of_a_tool_is_a_note_of_its_error() -> None:
     assert isinstance(failure, RuntimeError) and failure.stacktrace == told["stacktrace"]
     shown = "".join(traceback.format_exception(failure))
     assert ('In the tool: File "tool.py", line 3' in shown) is hasattr(failure, "add_note")
+
+
+def test_an_error_with_fields_of_wrong_types_is_an_error() -> None:
+    for told, want in (
+        ({"code": "busy", "message": "m", "details": [1], "started": "no", "retryable": 1}, ("busy", "m", False)),
+        ({"code": 7, "message": {}}, ("tool_error", "", False)),
+        (None, ("tool_error", "from the header", False)),
+    ):
+        headers = {"Mesh-Error-Code": "tool_error", "Mesh-Started": "false", "Nats-Service-Error": "from the header"}
+        message = types.SimpleNamespace(data=json.dumps({"error": told}).encode(), headers=headers)
+        failure = answers.failed(typing.cast("Any", message))
+        assert (failure.code, failure.message, failure.started) == want and failure.details == {}
+    with pytest.raises(toolmesh.ProtocolError):
+        results._typed(b"", None, "a.b")  # null is the text null
 
 
 MESH, OTHER = Mesh("nats://127.0.0.1:1"), AsyncMesh("nats://127.0.0.1:1")

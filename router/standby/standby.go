@@ -318,8 +318,12 @@ func (s *Standby) control(m *nats.Msg) {
 	if err != nil || m.Reply != "" && !s.bus.MayAnswer(m, subject.Session) {
 		return
 	}
-	read, bad := codec.ParseControl(codec.Header(m.Header), m.Data)
-	if bad != nil || read.Type != codec.ControlCancel && read.Type != codec.ControlPass {
+	var read codec.Control
+	header, bad := bus.RequestHeader(m)
+	if bad == nil {
+		read, bad = codec.ParseControl(header, m.Data)
+	}
+	if bad == nil && read.Type != codec.ControlCancel && read.Type != codec.ControlPass || bad != nil && m.Reply == "" {
 		return
 	}
 	s.mu.Lock()
@@ -327,6 +331,11 @@ func (s *Standby) control(m *nats.Msg) {
 	for c := range s.calls {
 		mine := subjects.SameName(c.rpc, subject.RPC) || read.Type == codec.ControlCancel && subjects.SameName(c.rpc.First(), subject.RPC)
 		if !c.waiting || c.subject.Session != subject.Session || !mine {
+			continue
+		}
+		if bad != nil {
+			header, body := codec.ErrorReply(bad.WithOrigin(toolmesh.OriginMesh))
+			_ = s.bus.Conn().PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header(header), Data: body})
 			continue
 		}
 		if read.Type == codec.ControlPass {

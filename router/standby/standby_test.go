@@ -240,6 +240,10 @@ func TestCancelOfACallThatWaits(t *testing.T) {
 		r := newRig(t, top, 2, &standby.Options{})
 		named := r.request("weather.today", `{}`, nats.Header{"Mesh-Rpc-Id": {"a1"}})
 		r.awaits(1)
+		unread, err := r.nc.RequestMsg(&nats.Msg{Subject: "mesh.ctl." + r.session() + ".a1", Header: nats.Header{"Mesh-Require": {"later"}}}, waitTimeout)
+		if err != nil || unread.Header.Get("Mesh-Error-Code") != "protocol_error" {
+			t.Errorf("a cancel that requires what no member knows: %v %v", unread, err)
+		}
 		if ok, err := r.caller.Cancel(t.Context(), "a1"); err != nil || !ok {
 			t.Errorf("cancel: %v %v", ok, err)
 		}

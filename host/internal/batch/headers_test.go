@@ -3,6 +3,7 @@ package batch_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -43,5 +44,22 @@ func TestHeadersOfABatchHoldForItsCalls(t *testing.T) {
 	answer := m.request(t, nats.Header{"Mesh-Idempotency-Key": {"k"}}, `{"type":"rpc_batch_call","requests":[{"tool_id":"of0.asked"}]}`)[0]
 	if answer.Header.Get("Mesh-Error-Code") != "invalid_request" || answer.Header.Get("Mesh-Started") != "false" {
 		t.Errorf("a batch with an idempotency key: %v %s", answer.Header, answer.Data)
+	}
+	const batch = `{"type":"rpc_batch_call","batch_id":"required","requests":[{"tool_id":"of0.asked"}]}`
+	if answer := m.request(t, nats.Header{"Mesh-Require": {"batch"}}, batch)[0]; answer.Header.Get("Mesh-Error-Code") != "" {
+		t.Errorf("a batch that requires batches: %v %s", answer.Header, answer.Data)
+	}
+	// What may be the same batch in another form, or ran elsewhere, has begun or not: nobody knows.
+	for what, tc := range map[string]struct {
+		header nats.Header
+		body   string
+	}{
+		"in another form":           {nil, batch + " "},
+		"again, without its object": {nats.Header{"Mesh-Rpc-Id": {"required"}, "Mesh-Again": {"5"}, "Mesh-Ref": {"default.gone"}, "Mesh-Digest": {"SHA-256=" + strings.Repeat("A", 43) + "="}}, ""},
+	} {
+		answer := m.request(t, tc.header, tc.body)[0]
+		if answer.Header.Get("Mesh-Error-Code") != "invalid_request" || answer.Header.Get("Mesh-Started") != "" || strings.Contains(string(answer.Data), `"started"`) {
+			t.Errorf("%s: %v %s", what, answer.Header, answer.Data)
+		}
 	}
 }

@@ -124,10 +124,12 @@ func (s *Server) Serve(subject subjects.Subject, m *nats.Msg) {
 
 // read is Serve; here means that this node runs the batch, whichever node owns it.
 func (s *Server) read(subject subjects.Subject, m *nats.Msg, began time.Time, here bool) {
-	unread := func(named codec.Batch, why *toolmesh.Error) { s.refuse(s.reader(&named, m.Reply, began), why) }
-	header, err := bus.RequestHeader(m)
-	if err != nil {
-		unread(codec.Batch{}, toolmesh.AsError(err))
+	header, bad := bus.RequestHeader(m)
+	unread := func(named codec.Batch, why *toolmesh.Error) {
+		s.refuse(s.reader(&named, m.Reply, began), unbegun(header.Get(codec.HeaderAgain) != "", why))
+	}
+	if bad != nil {
+		unread(codec.Batch{}, bad)
 		return
 	}
 	ref := header.Referred()
@@ -260,7 +262,7 @@ func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Running[*
 func (s *Server) pass(owner *bus.Peer, subject subjects.Subject, to *reader, m *nats.Msg) {
 	leave, bad := s.place(subject.Session, m)
 	if bad != nil {
-		s.refuse(to, bad)
+		s.refuse(to, unbegun(to.b.IsAgain, bad))
 		return
 	}
 	to.b.Drop() // m keeps the batch while it waits
@@ -298,7 +300,7 @@ func (s *Server) run(r admit.Request, to *reader, free func()) bool {
 // check says why a batch must not begin here and now.
 func (s *Server) check(b *codec.Batch) *toolmesh.Error {
 	if s.draining.Load() {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is draining: send again", s.ID)
+		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is draining: send again", s.ID))
 	}
 	return s.Host.Late(&b.Request)
 }
@@ -341,11 +343,18 @@ func (s *Server) answerRef(to *reader, results json.RawMessage) {
 	s.end(to)
 }
 
-func (s *Server) refuse(to *reader, e *toolmesh.Error) {
-	if e.Code != toolmesh.CodeNodeLost {
-		e = admit.Refusal(e)
+// unbegun is the error of a batch that this node does not look at. If the batch was sent before,
+// another node, or this one, may have run it: what is not known must not be said.
+func unbegun(again bool, e *toolmesh.Error) *toolmesh.Error {
+	if again {
+		return e.WithStarted(toolmesh.StartedUnknown)
 	}
-	header, body := to.b.Failure(s.Identity, e)
+	return admit.Refusal(e)
+}
+
+// refuse answers a batch with an error, which says what is known of its calls.
+func (s *Server) refuse(to *reader, e *toolmesh.Error) {
+	header, body := to.b.Failure(s.Identity, admit.Failure(e, toolmesh.StartedUnknown))
 	s.Replies.Publish(to.Reply, header, body)
 	s.end(to)
 }

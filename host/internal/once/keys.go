@@ -386,7 +386,7 @@ func (k *Keys) try(ctx context.Context, c *claim) (other *keyed, bad *toolmesh.E
 func (k *Keys) heldBy(ctx context.Context, c *claim, entry store.Entry) (other *keyed, free bool, bad *toolmesh.Error, err error) {
 	other, mine := new(keyed), c.mine
 	if err := json.Unmarshal(entry.Value, other); err != nil {
-		return nil, false, admit.Refusal(toolmesh.Errorf(toolmesh.CodeInternal, "the record under the idempotency key cannot be read: %w", err)), nil
+		return nil, false, admit.Failure(toolmesh.Errorf(toolmesh.CodeInternal, "the record under the idempotency key cannot be read, and whether its call ran is unknown: %w", err), toolmesh.StartedUnknown), nil
 	}
 	switch {
 	case other.Epoch != mine.Epoch:

@@ -84,6 +84,13 @@ func TestOneRunOnTwoNodes(t *testing.T) {
 	if got := nodes[1].Do(t.Context(), request("k", `{"a":2}`), run); toolmesh.CodeOf(got.Err) != toolmesh.CodeInvalidRequest {
 		t.Errorf("other arguments: %s %v", got.Result, got.Err)
 	}
+	// What the call did whose record is damaged is unknown.
+	if _, err := nodes[0].Bus.Put(t.Context(), store.Key{Bucket: subjects.BucketIdem, Name: "default.d"}, []byte("damaged"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if got := nodes[1].Do(t.Context(), request("d", `{}`), run); toolmesh.CodeOf(got.Err) != toolmesh.CodeInternal || got.Err.Started != toolmesh.StartedUnknown {
+		t.Errorf("a damaged record: %s %v", got.Result, got.Err)
+	}
 	if n := runs.Load(); n != 1 {
 		t.Errorf("run %d times", n)
 	}

@@ -120,8 +120,9 @@ def failed(message: Msg) -> errors.MeshError:
         told = {"message": headers.get("Nats-Service-Error", "")}
     # A number without a name here has the code of its class.
     known = "invalid_request" if headers.get("Nats-Service-Error-Code", "").startswith("4") else "internal"
-    told.setdefault("code", headers.get("Mesh-Error-Code") or known)
-    if "started" not in told and headers.get("Mesh-Started") in ("true", "false"):
+    if not isinstance(told.get("code"), str):
+        told["code"] = headers.get("Mesh-Error-Code") or known
+    if not isinstance(told.get("started"), bool) and headers.get("Mesh-Started") in ("true", "false"):
         told["started"] = headers["Mesh-Started"] == "true"
     found = errors.rebuilt(told, "")
     found.revision = headers.get("Mesh-Revision", "")

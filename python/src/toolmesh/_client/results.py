@@ -73,7 +73,7 @@ async def _page(pages: AsyncGenerator[list[bytes], None], call: Call, idle: floa
 
 def _typed(body: bytes, returns: Any, tool: str) -> Any:
     try:
-        value = values.decode(body) if body else None
+        value = values.decode(body)
     except ValueError as failure:
         raise errors.error("protocol_error", f"the result is not JSON: {failure}", tool=tool, origin="caller") from None
     if returns is None:

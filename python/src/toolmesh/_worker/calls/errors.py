@@ -163,18 +163,19 @@ def error(code: str, message: str, **more: Any) -> MeshError:
     return CLASSES.get(code, MeshError)(code, message, **more)
 
 
+_FIELDS = {"code": str, "message": str, "details": dict, "retryable": bool, "started": bool, "type": str,
+           "stacktrace": str, "origin": str}
+
+
 def failure(body: bytes, tool: str) -> MeshError:
     """The exception of an error object of the mesh."""
     return rebuilt(decode(body), tool)
 
 
 def rebuilt(found: dict[str, Any], tool: str) -> MeshError:
-    """failure, for an error object that is parsed already."""
-    told = ("details", "retryable", "started", "type", "stacktrace", "origin")
-    made = error(
-        found.get("code") or "internal", found.get("message") or "", tool=tool,
-        **{name: found[name] for name in told if found.get(name) is not None},
-    )
+    """failure, for an error object that is parsed already. Fields of a wrong type are left out: any service answers."""
+    told = {name: found[name] for name, kind in _FIELDS.items() if isinstance(found.get(name), kind)}
+    made = error(told.pop("code", "") or "internal", told.pop("message", ""), tool=tool, **told)
     if made.stacktrace and sys.version_info >= (3, 11):
         made.add_note(f"In the tool: {made.stacktrace.strip()}")
     return made
