@@ -101,7 +101,7 @@ func (c *Chunk) Envelope(r *Request) []byte {
 	case c.Type == ChunkData && len(c.Data) == 0:
 		m.Data = jsonNull
 	case c.Type == ChunkData && !json.Valid(c.Data):
-		m.ChunkType, m.Data, m.Error = string(ChunkError), nil, withType(notJSON())
+		m.ChunkType, m.Data, m.Error = string(ChunkError), nil, withType(NotJSON())
 	}
 	if c.Err != nil {
 		m.Error = withType(c.Err)

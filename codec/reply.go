@@ -153,11 +153,11 @@ func (r *Request) Result(id *Identity, result json.RawMessage, load Load) (Heade
 	}
 	switch {
 	case r.Form != FormPlain && !json.Valid(result):
-		return r.Failure(id, notJSON(), load)
+		return r.Failure(id, NotJSON(), load)
 	case r.Form != FormPlain:
 		return r.Encode(nil, Encode(response{Type: r.responseType(), RPCID: r.echoID(), Status: "ok", Result: result}))
 	case r.packed && !json.Valid(result):
-		return r.Failure(id, notJSON(), load)
+		return r.Failure(id, NotJSON(), load)
 	}
 	return r.Encode(id.withLoad(r, load), result)
 }
@@ -329,9 +329,10 @@ func sendable(err *toolmesh.Error) *toolmesh.Error {
 	return &c
 }
 
-// notJSON is the failure of a call with a result or item that is not JSON.
-func notJSON() *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned a value that is not JSON")
+// NotJSON is the failure of a call with a result or item that is not JSON: a plain reply has it as the tool's
+// process wrote it. Check it before it becomes a part of anything else.
+func NotJSON() *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned a value that is not JSON").WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
 }
 
 // Reply is one message that a caller got on its reply subject, in the plain

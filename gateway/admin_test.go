@@ -326,11 +326,22 @@ func TestNarrowedToken(t *testing.T) {
 	}
 }
 
+// torn is a tool whose process writes a result that is not JSON.
+type torn struct{}
+
+func (torn) ServeTool(ctx context.Context, _ *host.Call, sink host.Sink) error {
+	return sink.Send(ctx, json.RawMessage(`{"a":`))
+}
+
 // Attempts of a holder of a token for one tool to run another one.
 func TestNarrowedTokenRunsNothingElse(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
-	token := r.narrowed(t, registry.TokenRecord{Tools: subjects.Globs{"lab.add"}})
+	if _, err := r.host.Handle("torn", torn{}); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "the tool torn is served", func() bool { return r.do(t, "GET", "/v1/tools/lab.torn", "", as(r.token)).status == 200 })
+	token := r.narrowed(t, registry.TokenRecord{Tools: subjects.Globs{"lab.add", "lab.torn"}})
 	const meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`
 	call := func(name, args string) string {
 		return `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"` + name + `","arguments":` + args + `,` + meta + `}}`
@@ -351,6 +362,7 @@ func TestNarrowedTokenRunsNothingElse(t *testing.T) {
 		"its own tool as one":   {"POST", "/v1/tools/lab.add", `{"a":1,"b":1}`, headers{"Prefer": "respond-async"}, "permission_denied"},
 		"its own, mangled":      {"POST", "/v1/tools/Lab_ADD", `{"a":20000,"b":"30001"}`, nil, "50001"},
 		"in a batch":            {"POST", "/v1/calls:batch", `{"calls":[{"tool":"lab.add","args":{"a":2,"b":3}},{"tool":"lab.wait"}]}`, nil, `"result":5},{`},
+		"beside a torn result":  {"POST", "/v1/calls:batch", `{"calls":[{"tool":"lab.torn"},{"tool":"lab.add","args":{"a":2,"b":3}}]}`, nil, `"result":5}`},
 		"in a parallel batch":   {"POST", "/v1/calls:batch", `{"parallel":true,"calls":[{"tool":"lab.wait"},{"tool":"lab.count","args":{"n":1}}]}`, nil, "permission_denied"},
 		"as a model's call":     {"POST", "/v1/tool-calls", `{"provider":"anthropic","calls":[{"id":"a","name":"lab-wait","input":{}}]}`, nil, `"is_error":true`},
 		"for another session":   {"POST", "/v1/tools/lab.wait", `{}`, headers{"Mesh-Session": "default"}, "permission_denied"},

@@ -34,7 +34,11 @@ func (l *link) batchResult(r client.BatchResult) batchResult {
 	if r.Err != nil {
 		return batchResult{RPCID: r.RPCID, Status: "error", Error: toolmesh.AsError(l.hide(r.Err))}
 	}
-	return batchResult{RPCID: r.RPCID, Status: "ok", Result: withHrefs(orNull(r.Value))}
+	result := batchResult{RPCID: r.RPCID, Status: "ok", Result: withHrefs(orNull(r.Value))}
+	if !json.Valid(result.Result) { // the others are to be read
+		result = batchResult{RPCID: r.RPCID, Status: "error", Error: codec.NotJSON()}
+	}
+	return result
 }
 
 // batch answers POST /v1/calls:batch.

@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"runtime"
 	"strings"
 	"testing"
@@ -56,6 +57,24 @@ func TestListsOfManyItems(t *testing.T) {
 		runtime.ReadMemStats(&after)
 		if took := after.TotalAlloc - before.TotalAlloc; took > 64<<20 {
 			t.Errorf("a list of %d KiB takes %d KiB", len(list)>>10, took>>10)
+		}
+	}
+}
+
+// An object of many members is read as far as there is room for them.
+func TestObjectsOfManyMembers(t *testing.T) {
+	var object strings.Builder
+	for i := range 1 << 19 {
+		fmt.Fprintf(&object, `,"%d":0`, i)
+	}
+	value := json.RawMessage("{" + object.String()[1:] + "}")
+	for _, drop := range []bool{false, true} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		part := cut(value, 25_000, drop, cutDepth)
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; took > 32<<20 || drop != (len(part) <= 25_000) || !json.Valid(part) {
+			t.Errorf("drop %v: %d bytes of %d KiB take %d KiB", drop, len(part), len(value)>>10, took>>10)
 		}
 	}
 }

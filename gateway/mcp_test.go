@@ -308,6 +308,21 @@ func TestMCP(t *testing.T) {
 			t.Errorf("%s: tools %q, want %q", path, got, want)
 		}
 	}
+	// The name of a function is not that of another index's tool.
+	var alike []host.Tool
+	for _, name := range []string{"add", "lab-add"} {
+		alike = append(alike, host.Tool{Handler: host.Func(func(context.Context, noArgs) (int, error) { return 0, nil }), Descriptor: &tool.Descriptor{
+			ID: subjects.ToolID("zeta." + name), Name: name, InputSchema: json.RawMessage(`{"type":"object"}`), Metadata: json.RawMessage(`{}`),
+		}})
+	}
+	if err := r.host.Publish(t.Context(), host.Service{Index: "zeta", Revision: "1", Tools: alike}); err != nil {
+		t.Fatal(err)
+	}
+	near := r.connect(t, "/mcp?tools=lab.add,zeta.*&prefix=off", "2026-07-28", nil)
+	meshtest.Until(t, "the tools of zeta are listed", func() bool { return strings.Contains(names(t, near), "zeta") })
+	if got, want := names(t, near), "lab-add zeta-add zeta-lab--add"; got != want {
+		t.Errorf("tools %q, want %q", got, want)
+	}
 	// A list of several pages is read to its end.
 	var many []host.Tool
 	for i := range 1100 {

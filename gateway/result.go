@@ -13,6 +13,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/toolmesh/toolmesh"
@@ -101,10 +102,9 @@ func (t *catalogTool) cutStructured(value json.RawMessage, note string, most int
 // each member cut to its share. drop leaves out members that have no room.
 func cut(value json.RawMessage, most int, drop bool, depth int) json.RawMessage {
 	var (
-		text    string
-		items   []json.RawMessage
-		members map[string]json.RawMessage
-		body    []byte
+		text  string
+		items []json.RawMessage
+		body  []byte
 	)
 	switch {
 	case len(value) <= most || depth == 0:
@@ -124,7 +124,11 @@ func cut(value json.RawMessage, most int, drop bool, depth int) json.RawMessage 
 			most -= len(items[len(items)-1]) + len(",")
 		}
 		body, _ = tool.MarshalPlain(items)
-	case json.Unmarshal(value, &members) == nil:
+	case bytes.HasPrefix(bytes.TrimSpace(value), []byte("{")):
+		members, rest := membersOf(value, most)
+		if rest && !drop {
+			return value
+		}
 		names := slices.SortedFunc(maps.Keys(members), func(a, b string) int {
 			return cmp.Or(cmp.Compare(len(members[a]), len(members[b])), cmp.Compare(a, b))
 		})
@@ -144,6 +148,22 @@ func cut(value json.RawMessage, most int, drop bool, depth int) json.RawMessage 
 		return value
 	}
 	return body
+}
+
+// membersOf returns at most so many members of an object, and whether there are more: in a map they take many times
+// the size of their text.
+func membersOf(value json.RawMessage, most int) (members map[string]json.RawMessage, rest bool) {
+	members = make(map[string]json.RawMessage)
+	d := jsontext.NewDecoder(bytes.NewBuffer(value), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	_, err := d.ReadToken()
+	for err == nil && d.PeekKind() == '"' && len(members) < most {
+		name, wrong := d.ReadToken()
+		called := name.String() // before the next read
+		one, bad := d.ReadValue()
+		err = cmp.Or(wrong, bad)
+		members[called] = json.RawMessage(bytes.Clone(one))
+	}
+	return members, err != nil || d.PeekKind() != '}'
 }
 
 // beginning returns the first characters of a text.

@@ -204,11 +204,13 @@ func (v *view) mirror(list *toolList) {
 func (v *view) list(tools *catalogTools) *toolList {
 	list := &toolList{of: tools, named: []namedTool{}, names: make(map[string]*catalogTool), byID: make(map[subjects.ToolID]*catalogTool)}
 	var mine []*catalogTool
-	called := make(map[string]int) // tools per function name
+	called := make(map[string]int) // tools per name, of its function or whole
 	for _, t := range tools.all {
 		if t.tool != nil && v.globs.Match(t.id) && v.m.of.key.Tools.Match(t.id) {
 			mine = append(mine, t)
-			called[functionName(t.id)]++
+			if called[functionName(t.id)]++; t.tool.Name != functionName(t.id) {
+				called[t.tool.Name]++
+			}
 		}
 	}
 	for _, t := range mine {

@@ -16,8 +16,9 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// fileWindow is how many pieces of a tool's file may be on their way to the store.
-const fileWindow = 8
+// fileWindow is how many pieces of a tool's file may be on their way to the store, filesAtOnce how many
+// files a call's tool may be sending.
+const fileWindow, filesAtOnce = 8, 1000
 
 // nestedFiles are the files that the tool of one call is giving to the mesh. The zero value
 // has none.
@@ -77,7 +78,13 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 	if err := json.Unmarshal(body, &about); err != nil || about.Size < 0 {
 		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker gave no size of a file")
 	}
+	n.files.mu.Lock()
+	begun := len(n.files.uploads)
+	n.files.mu.Unlock()
 	h := n.call.host
+	if begun >= filesAtOnce {
+		return nil, toolmesh.Errorf(toolmesh.CodeBusy, "the tool sends %d files at once: end some of them", begun)
+	}
 	if about.Size > h.opts.PayloadMax {
 		return nil, payloads.TooLarge(about.Size, h.opts.PayloadMax)
 	}

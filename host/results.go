@@ -1,9 +1,12 @@
 package host
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"iter"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -62,18 +65,14 @@ func (t *checked) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 		return err
 	}
 	result := into.result()
-	values := []json.RawMessage{result}
-	switch streaming := t.of.descriptor.Annotations.Streaming; { // then the schema is an item's
-	case streaming && into.items == 0:
+	values := slices.Values([]json.RawMessage{result})
+	switch n := t.of.descriptor.Annotations; { // the schema of a streaming tool is an item's
+	case n.Streaming && into.items == 0, n.Results != tool.ResultStrict && len(result) > mostChecked:
 		return nil
-	case streaming && call.Collect:
-		var items []json.RawMessage // into values, json.Unmarshal would overwrite the result's bytes
-		if json.Unmarshal(result, &items) != nil {
-			return nil
-		}
-		values = items
+	case n.Streaming && call.Collect:
+		values = itemsOf(result)
 	}
-	for _, value := range values {
+	for value := range values {
 		warning, bad := t.check(ctx, call, value)
 		if bad != nil {
 			return bad
@@ -83,6 +82,19 @@ func (t *checked) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 		}
 	}
 	return nil
+}
+
+// itemsOf yields the items of a list one by one: together they would take many times its size.
+func itemsOf(list json.RawMessage) iter.Seq[json.RawMessage] {
+	return func(yield func(json.RawMessage) bool) {
+		d := json.NewDecoder(bytes.NewReader(list))
+		_, err := d.Token()
+		for one := json.RawMessage(nil); err == nil && d.More(); one = nil {
+			if err = d.Decode(&one); err == nil && !yield(one) {
+				return
+			}
+		}
+	}
 }
 
 // resultSink checks the items of a stream.

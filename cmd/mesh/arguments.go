@@ -187,13 +187,14 @@ func fits(schema json.RawMessage, p pair) bool {
 	return err == nil && v.Validate(json.RawMessage(compact(map[string]json.RawMessage{p.name: json.RawMessage(p.text)}))) == nil
 }
 
-// written is how an argument of a type is written on the command line.
+// written is how an argument of a type is written on the command line of a shell. Its name may be
+// any text.
 func written(name, kind string) string {
 	switch {
 	case strings.HasPrefix(kind, "array"):
-		return name + ":='[…]'"
+		return shellQuote(name + ":=[…]")
 	case kind == "object":
-		return name + ":='{…}'"
+		return shellQuote(name + ":={…}")
 	}
-	return name + "=…"
+	return shellQuote(name + "=…")
 }

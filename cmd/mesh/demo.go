@@ -302,17 +302,18 @@ func (d *demo) say(text string) { fmt.Fprintln(d.a.out, text) }
 func (d *demo) prompt(args []string) {
 	quoted := make([]string, len(args))
 	for i, arg := range args {
-		quoted[i] = shellQuote(strings.ReplaceAll(arg, d.dir, "$DEMO"))
+		quoted[i] = strings.ReplaceAll(shellQuote(arg), d.dir, "$DEMO")
 	}
 	_, _ = io.WriteString(d.a.out, "\n  $ mesh "+strings.Join(quoted, " ")+"\n")
 }
 
 // shellQuote quotes a word for a shell.
 func shellQuote(word string) string {
-	if word != "" && !strings.ContainsAny(word, " \t\n\"'`\\!*?[]{}()<>|&;#~") {
+	const special = " \t\n\"'`\\$!*?[]{}()<>|&;#~"
+	if word != "" && !strings.ContainsAny(word, special) {
 		return word
 	}
-	if name, value, ok := strings.Cut(word, "="); ok && !strings.ContainsAny(name, " '\"") {
+	if name, value, ok := strings.Cut(word, "="); ok && !strings.ContainsAny(name, special) {
 		return name + "='" + strings.ReplaceAll(value, "'", `'\''`) + "'"
 	}
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"

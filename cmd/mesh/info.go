@@ -172,6 +172,9 @@ func exampleCall(d *tool.Descriptor, parameters []parameter) string {
 	parts := []string{"mesh", verb, string(d.ID)}
 	for _, p := range parameters {
 		if p.required {
+			if strings.HasPrefix(p.name, "-") && !slices.Contains(parts, "--") {
+				parts = append(parts, "--") // it is no flag
+			}
 			parts = append(parts, written(p.name, p.kind))
 		}
 	}

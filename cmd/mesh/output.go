@@ -168,7 +168,7 @@ func (a *app) facts(facts ...string) { writeFacts(a.out, facts) }
 func writeFacts(to io.Writer, facts []string) {
 	for i := 0; i < len(facts); i += 2 {
 		if facts[i+1] != "" {
-			fmt.Fprintf(to, "%-9s %s\n", facts[i], facts[i+1])
+			fmt.Fprintf(to, "%-9s %s\n", facts[i], strings.ReplaceAll(facts[i+1], "\n", "\n          ")) // a text from others forges no fact
 		}
 	}
 }

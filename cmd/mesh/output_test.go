@@ -16,6 +16,8 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/broker"
+	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -28,6 +30,22 @@ func TestALongCellIsCut(t *testing.T) {
 	(&app{out: &output{to: &printed}}).table([]string{"ARGUMENT", "TYPE", "DESCRIPTION"}, rows)
 	if printed.Len() > 2<<20 {
 		t.Errorf("a table of 1,001 short rows has %d bytes", printed.Len())
+	}
+}
+
+// The author of an index forges no line of what a person agrees to or pastes into a shell.
+func TestTextOfAnAuthorIsOneFact(t *testing.T) {
+	t.Parallel()
+	var shown strings.Builder
+	forged := "x\ninit      -\n"
+	writeFacts(&shown, planFacts(&deploy.Plan{Init: []string{"sh", forged, strings.Repeat(" \n", 1000), strings.Repeat("y", 10_000)}, Paths: []index.Folder{{Path: "/" + forged}}}))
+	writeFacts(&shown, []string{"warning", forged})
+	if got := strings.Count("\n"+shown.String(), "\ninit "); got != 1 || shown.Len() > 4000 {
+		t.Errorf("%d lines begin with init, in %d bytes", got, shown.Len())
+	}
+	got := exampleCall(&tool.Descriptor{ID: "a.b"}, []parameter{{name: "city", required: true}, {name: "-o", kind: "object", required: true}, {name: "x;id", required: true}, {name: "$(id)", kind: "array", required: true}})
+	if want := "mesh call a.b city=… -- -o:='{…}' 'x;id=…' '$(id):=[…]'"; got != want {
+		t.Errorf("got %s, want %s", got, want)
 	}
 }
 

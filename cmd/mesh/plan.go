@@ -64,6 +64,9 @@ func planIn(err error) *deploy.Plan {
 	return plan
 }
 
+// initMost is the max characters of an init command in a plan: its author could push the rest off the screen.
+const initMost = 2000
+
 // planFacts returns a plan for people as alternating names and values.
 func planFacts(p *deploy.Plan) []string {
 	user := "the user " + p.User
@@ -84,7 +87,7 @@ func planFacts(p *deploy.Plan) []string {
 		variables = append(variables, v.Name+map[bool]string{true: " (required)"}[v.Required])
 	}
 	for _, one := range p.Paths {
-		paths = append(paths, one.Path+map[bool]string{true: " (to write)", false: " (to read)"}[one.Write])
+		paths = append(paths, oneLine([]string{one.Path, ""}, "")+map[bool]string{true: " (to write)", false: " (to read)"}[one.Write])
 	}
 	var init []string
 	for _, word := range p.Init {
@@ -92,7 +95,7 @@ func planFacts(p *deploy.Plan) []string {
 	}
 	return []string{
 		"index", string(p.Index) + " @ " + short(p.Revision), "tools", join(tools, "-"), "run as", user, "sandbox", string(p.Sandbox),
-		"network", map[bool]string{true: "yes", false: "no"}[p.Network], "builds", join(p.Builds, "-"), "init", cmp.Or(strings.Join(init, " "), "-"), "variables", join(variables, "-"), "folders", join(paths, "-"),
+		"network", map[bool]string{true: "yes", false: "no"}[p.Network], "builds", join(p.Builds, "-"), "init", cmp.Or(cut(oneLine(init, " "), initMost), "-"), "variables", join(variables, "-"), "folders", join(paths, "-"),
 	}
 }
 

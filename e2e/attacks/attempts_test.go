@@ -224,6 +224,7 @@ var attempts = []attempt{
 	{area: "protocol", name: "ready_again", what: "report its start a second time", by: agent, proof: harmless},
 	{area: "protocol", name: "broken_error", what: "send an error in broken JSON", by: agent, proof: harmless},
 	{area: "protocol", name: "overwrite_page", what: "overwrite the memory that it shares with the agent", by: agent, proof: harmless},
+	{area: "protocol", name: "cut_page", what: "cut that off", by: agent, proof: harmless},
 	{area: "protocol", name: "close_pipes", what: "close all its descriptors", by: agent, proof: harmless},
 	{area: "protocol", name: "end_itself", what: "end its process during a call", by: agent, proof: harmless},
 	{area: "protocol", name: "kill_group", what: "kill its process group", by: agent, proof: harmless},

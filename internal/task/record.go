@@ -201,6 +201,9 @@ func (r *record) end(state codec.TaskState, err *toolmesh.Error, now time.Time) 
 // if it is queued again, the time until it may run.
 func (r *record) after(n int, result *client.Result, err error, now time.Time) (wait time.Duration) {
 	e := toolmesh.AsError(err)
+	if e == nil && len(result.Value) > 0 && !json.Valid(result.Value) {
+		e = codec.NotJSON()
+	}
 	if e == nil {
 		r.Attempts, r.Result, r.Node = n, result.Value, result.Node
 		r.Progress = nil

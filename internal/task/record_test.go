@@ -1,6 +1,7 @@
 package task
 
 import (
+	"cmp"
 	"testing"
 	"time"
 
@@ -24,25 +25,27 @@ func TestStatesOfATask(t *testing.T) {
 		attempts int
 		code     toolmesh.Code
 		wait     bool
+		result   string
 	}{
-		{"success", 1, "", nil, codec.TaskSucceeded, 1, "", false},
-		{"a failing tool", 1, "", failed(toolmesh.CodeToolError, toolmesh.StartedYes), codec.TaskQueued, 1, toolmesh.CodeToolError, true},
-		{"a failing tool, the last time", 3, "", failed(toolmesh.CodeToolError, toolmesh.StartedYes), codec.TaskFailed, 3, toolmesh.CodeToolError, false},
-		{"a lost node", 2, "", failed(toolmesh.CodeNodeLost, toolmesh.StartedUnknown), codec.TaskQueued, 2, toolmesh.CodeNodeLost, true},
-		{"a lost node under a key", 1, "pay", failed(toolmesh.CodeNodeLost, toolmesh.StartedUnknown), codec.TaskFailed, 1, toolmesh.CodeNodeLost, false},
-		{"what did not start under a key", 1, "pay", failed(toolmesh.CodeToolNotFound, toolmesh.StartedNo), codec.TaskQueued, 1, toolmesh.CodeToolNotFound, true},
-		{"no room", 3, "", failed(toolmesh.CodeBusy, toolmesh.StartedNo), codec.TaskQueued, 2, toolmesh.CodeBusy, true},
-		{"nobody serves it now", 1, "", failed(toolmesh.CodeUnavailable, toolmesh.StartedNo), codec.TaskQueued, 0, toolmesh.CodeUnavailable, true},
-		{"a node that stops", 1, "", failed(toolmesh.CodeUnavailable, toolmesh.StartedYes), codec.TaskQueued, 1, toolmesh.CodeUnavailable, true},
-		{"no such tool", 1, "", failed(toolmesh.CodeToolNotFound, toolmesh.StartedNo), codec.TaskQueued, 1, toolmesh.CodeToolNotFound, true},
-		{"wrong arguments", 1, "", failed(toolmesh.CodeInvalidArguments, toolmesh.StartedNo), codec.TaskFailed, 1, toolmesh.CodeInvalidArguments, false},
-		{"no right", 1, "", failed(toolmesh.CodePermissionDenied, toolmesh.StartedNo), codec.TaskFailed, 1, toolmesh.CodePermissionDenied, false},
-		{"a cancel of its call", 1, "", failed(toolmesh.CodeCancelled, toolmesh.StartedYes), codec.TaskCancelled, 1, toolmesh.CodeCancelled, false},
+		{"success", 1, "", nil, codec.TaskSucceeded, 1, "", false, ""},
+		{"a result that no record can have", 1, "", nil, codec.TaskFailed, 1, toolmesh.CodeResultNotSerializable, false, "{"},
+		{"a failing tool", 1, "", failed(toolmesh.CodeToolError, toolmesh.StartedYes), codec.TaskQueued, 1, toolmesh.CodeToolError, true, ""},
+		{"a failing tool, the last time", 3, "", failed(toolmesh.CodeToolError, toolmesh.StartedYes), codec.TaskFailed, 3, toolmesh.CodeToolError, false, ""},
+		{"a lost node", 2, "", failed(toolmesh.CodeNodeLost, toolmesh.StartedUnknown), codec.TaskQueued, 2, toolmesh.CodeNodeLost, true, ""},
+		{"a lost node under a key", 1, "pay", failed(toolmesh.CodeNodeLost, toolmesh.StartedUnknown), codec.TaskFailed, 1, toolmesh.CodeNodeLost, false, ""},
+		{"what did not start under a key", 1, "pay", failed(toolmesh.CodeToolNotFound, toolmesh.StartedNo), codec.TaskQueued, 1, toolmesh.CodeToolNotFound, true, ""},
+		{"no room", 3, "", failed(toolmesh.CodeBusy, toolmesh.StartedNo), codec.TaskQueued, 2, toolmesh.CodeBusy, true, ""},
+		{"nobody serves it now", 1, "", failed(toolmesh.CodeUnavailable, toolmesh.StartedNo), codec.TaskQueued, 0, toolmesh.CodeUnavailable, true, ""},
+		{"a node that stops", 1, "", failed(toolmesh.CodeUnavailable, toolmesh.StartedYes), codec.TaskQueued, 1, toolmesh.CodeUnavailable, true, ""},
+		{"no such tool", 1, "", failed(toolmesh.CodeToolNotFound, toolmesh.StartedNo), codec.TaskQueued, 1, toolmesh.CodeToolNotFound, true, ""},
+		{"wrong arguments", 1, "", failed(toolmesh.CodeInvalidArguments, toolmesh.StartedNo), codec.TaskFailed, 1, toolmesh.CodeInvalidArguments, false, ""},
+		{"no right", 1, "", failed(toolmesh.CodePermissionDenied, toolmesh.StartedNo), codec.TaskFailed, 1, toolmesh.CodePermissionDenied, false, ""},
+		{"a cancel of its call", 1, "", failed(toolmesh.CodeCancelled, toolmesh.StartedYes), codec.TaskCancelled, 1, toolmesh.CodeCancelled, false, ""},
 	} {
 		r := record{Task: codec.Task{
 			State: codec.TaskQueued, MaxAttempts: 3, Attempts: c.attempt - 1, TTLMS: time.Hour.Milliseconds(), Key: c.key,
 		}, Queued: now, Runner: "me"}
-		result := &client.Result{Value: []byte("1")}
+		result := &client.Result{Value: []byte(cmp.Or(c.result, "1"))}
 		wait := r.after(c.attempt, result, c.err, now)
 		if r.State != c.state || r.Attempts != c.attempts || r.Error != nil && r.Error.Code != c.code || (wait > 0) != c.wait {
 			t.Errorf("%s: %s after %d attempts, %v, in %v", c.name, r.State, r.Attempts, r.Error, wait)

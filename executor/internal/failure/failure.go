@@ -28,11 +28,15 @@ func Started(yes bool) toolmesh.Started {
 	return toolmesh.StartedNo
 }
 
+// maxReported bounds an ERROR frame's body in bytes. failures.py cuts all texts and lists to a fraction of it; two
+// bytes of details that code of an index writes itself may take 24 of memory.
+const maxReported = 1 << 20
+
 // FromWorker makes an error of an ERROR frame's body.
 func FromWorker(body []byte) *toolmesh.Error {
 	var r reported
-	if err := json.Unmarshal(body, &r); err != nil || !r.Code.Valid() {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "the worker reported a failure that cannot be read: %.200q", body).
+	if len(body) > maxReported || json.Unmarshal(body, &r) != nil || !r.Code.Valid() {
+		return toolmesh.Errorf(toolmesh.CodeInternal, "the worker reported a failure that cannot be read: %q", body[:min(len(body), 200)]).
 			WithOrigin(toolmesh.OriginWorker)
 	}
 	origin := toolmesh.OriginWorker

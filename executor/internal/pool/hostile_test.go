@@ -159,7 +159,16 @@ func (w *waiting) Describe(ctx context.Context, _ string) (json.RawMessage, erro
 // Questions and batches of a tool are bounded as its calls are, and end with it.
 func TestAWorkerFloodsTheMesh(t *testing.T) {
 	const most = 1024
-	for name, flag := range map[string]uint8{"describe": frame.FlagDescribe, "batch": frame.FlagBatch, "task": frame.FlagTask} {
+	for name, row := range map[string]struct {
+		flag uint8
+		args int
+		want int64
+	}{
+		"describe":        {frame.FlagDescribe, 0, most},
+		"batch":           {frame.FlagBatch, 0, most},
+		"task":            {frame.FlagTask, 0, most},
+		"large arguments": {frame.FlagBatch, 128 << 10, 31}, // in four frames of the maximum
+	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				p, _ := open(t, config(nil), func(w *work) (string, error) {
@@ -167,7 +176,10 @@ func TestAWorkerFloodsTheMesh(t *testing.T) {
 						return `"good"`, nil
 					}
 					for i := range uint64(2 * most) {
-						w.send(frame.Header{Type: frame.NestedCall, Flags: flag, ID: i + 1}, asks(w.id))
+						if row.args > 0 && i == 2*uint64(row.want) {
+							break
+						}
+						w.send(frame.Header{Type: frame.NestedCall, Flags: row.flag, ID: i + 1}, append(asks(w.id), make([]byte, row.args)...))
 					}
 					return w.wait(nil)
 				})
@@ -175,8 +187,8 @@ func TestAWorkerFloodsTheMesh(t *testing.T) {
 				asked := &waiting{}
 				end := begin(ctx, p, pool.Call{Args: json.RawMessage("bad"), Nested: asked})
 				synctest.Wait()
-				if n := asked.asked.Load(); n != most {
-					t.Errorf("%d were asked at once, want %d", n, most)
+				if n := asked.asked.Load(); n != row.want {
+					t.Errorf("%d were asked at once, want %d", n, row.want)
 				}
 				cancel()
 				wantCode(t, (<-end).err, toolmesh.CodeCancelled)

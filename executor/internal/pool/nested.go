@@ -18,6 +18,9 @@ import (
 // maxNested bounds the calls that one call's tool has open at once.
 const maxNested = 1024
 
+// largestNested is how many calls with the largest arguments the tools of one worker may have open at once.
+const largestNested = 4
+
 // Nested makes the calls of a tool on behalf of its own call, whose session and depth it knows.
 // Its methods are called concurrently, and return soon after ctx has ended.
 type Nested interface {
@@ -57,6 +60,7 @@ type nesting struct {
 // nestedCall is one call that a tool makes.
 type nestedCall struct {
 	id     uint64 // the worker's
+	size   int    // of its request
 	w      *worker
 	j      *job // of the tool that makes it
 	cancel context.CancelFunc
@@ -103,7 +107,7 @@ func (w *worker) beginNested(h frame.Header, body []byte) error {
 		return fmt.Errorf("the worker sent a nested call that cannot be read: %w", err)
 	}
 	args := append(json.RawMessage(nil), body[4+size:]...) // nil without any
-	n := &nestedCall{id: h.ID, w: w, credit: window, more: make(chan struct{}, 1)}
+	n := &nestedCall{id: h.ID, size: len(body), w: w, credit: window, more: make(chan struct{}, 1)}
 	var refused, broken error
 	w.pool.update(func(s *state) {
 		var ctx context.Context
@@ -137,6 +141,9 @@ func (s *state) beginNested(n *nestedCall, about nestedAbout) (ctx context.Conte
 		return nil, errNoNested, nil
 	case j.open >= maxNested:
 		return nil, errTooManyNested, nil
+	case n.w.openBytes+n.size > largestNested*int(s.cfg.MaxFrame):
+		return nil, failure.NotStarted(toolmesh.CodeBusy, "the calls that are open in the tool's worker take %d bytes: wait for some of them", n.w.openBytes).
+			WithDetail("limit", "nested"), nil
 	}
 	if j.nesting.ctx == nil {
 		j.nesting.ctx, j.nesting.cancel = context.WithCancel(j.nesting.above)
@@ -147,6 +154,7 @@ func (s *state) beginNested(n *nestedCall, about nestedAbout) (ctx context.Conte
 		ctx, n.cancel = context.WithCancel(j.nesting.ctx)
 	}
 	n.w.nests[n.id] = n
+	n.w.openBytes += n.size
 	s.opened(j, 1)
 	return ctx, nil, nil
 }
@@ -207,6 +215,7 @@ func (n *nestedCall) finish(err error, kind frame.Type, result []byte) {
 	n.cancel()
 	n.w.pool.update(func(s *state) {
 		delete(n.w.nests, n.id)
+		n.w.openBytes -= n.size
 		s.opened(n.j, -1)
 	})
 	if err != nil {

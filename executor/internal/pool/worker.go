@@ -60,6 +60,7 @@ type worker struct {
 	nests     map[uint64]*nestedCall // calls that its tools make
 	abandoned int                    // calls without a waiter that it may still run
 	waiting   int                    // calls whose tool waits for one that it made
+	openBytes int                    // of the requests of nests
 	places    uint64                 // CALL frames sent to it
 	idleSince time.Time
 	silent    int  // looks since a keepalive was requested from its event loop; 0 after it came

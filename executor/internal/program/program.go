@@ -160,7 +160,7 @@ func (p *Runner) Call(ctx context.Context, call Call, sink output.Sink) (json.Ra
 	r := &run{
 		asked: asked, declared: declared,
 		runner: p, call: call, sink: sink, quiet: make(chan struct{}), tail: output.NewTail(p.cfg.Redact),
-		most: p.cfg.MaxResult, list: []json.RawMessage{}, last: json.RawMessage("null"),
+		most: p.cfg.MaxResult, last: json.RawMessage("null"),
 	}
 	if most := int64(call.Limits.Output); most > 0 && most < int64(r.most) {
 		r.most = int(most)

@@ -131,6 +131,7 @@ func TestResults(t *testing.T) {
 		{"arguments are no shell's", program.Call{Argv: []string{"echo", "$HOME", "a b;"}, Text: true}, `"$HOME a b;"`},
 		{"variables", program.Call{Argv: []string{"sh", "-c", "echo $X"}, Text: true, Vars: map[string]string{"X": "set"}}, `"set"`},
 		{"lines: the last", program.Call{Argv: []string{"sh", "-c", "echo 1; echo 2"}, Lines: true}, `2`},
+		{"lines: none", program.Call{Argv: []string{"true"}, Lines: true, Collect: true}, `[]`},
 		{"lines: all", program.Call{Argv: []string{"sh", "-c", "echo 1; echo 2"}, Lines: true, Collect: true}, `[1,2]`},
 	} {
 		got, err := p.Call(t.Context(), c.call, nil)
@@ -148,6 +149,18 @@ func TestResults(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"say ***"}, sink.texts); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// A list of many small items takes about its size.
+func TestManyItemsOfAList(t *testing.T) { //nolint:paralleltest // memory is the process's
+	p, _ := newRunner(t, nil)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	got, err := p.Call(t.Context(), program.Call{Argv: []string{"sh", "-c", "yes 1 | head -n 400000"}, Lines: true, Collect: true}, nil)
+	runtime.ReadMemStats(&after)
+	if took := after.TotalAlloc - before.TotalAlloc; err != nil || len(got) != 800_001 || took > 24<<20 {
+		t.Errorf("%d bytes take %d KiB, %v", len(got), took>>10, err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -18,12 +19,12 @@ import (
 )
 
 // stdout reads the program's output to its end and passes items on as they come. The error is
-// errTooLong, the sink's, or result_not_serializable.
+// payload_too_large, the sink's, or result_not_serializable.
 func (r *run) stdout(ctx context.Context) ([]byte, error) {
 	if !r.call.Lines {
 		out, err := io.ReadAll(io.LimitReader(r.proc.Stdout, int64(r.most)+1))
 		if len(out) > r.most {
-			return nil, errTooLong
+			return nil, r.tooLong()
 		}
 		if err != nil && !errors.Is(err, os.ErrClosed) {
 			return nil, failure.Unavailable("the output of %s cannot be read: %s", r.program(), err)
@@ -38,7 +39,7 @@ func (r *run) stdout(ctx context.Context) ([]byte, error) {
 			continue
 		}
 		if len(line) > r.most {
-			return nil, errTooLong
+			return nil, r.tooLong()
 		}
 		number++
 		if err := r.item(ctx, line, number); err != nil {
@@ -46,7 +47,7 @@ func (r *run) stdout(ctx context.Context) ([]byte, error) {
 		}
 	}
 	if errors.Is(lines.Err(), bufio.ErrTooLong) {
-		return nil, errTooLong
+		return nil, r.tooLong()
 	}
 	return nil, nil // the program's end decides
 }
@@ -64,10 +65,11 @@ func (r *run) item(ctx context.Context, line []byte, number int) error {
 	case r.call.Stream:
 		return r.sink.Item(ctx, value)
 	case r.call.Collect:
-		if r.size += len(value) + 1; r.size > r.most {
-			return errTooLong
+		if r.list.Len()+len(value)+1 > r.most {
+			return r.tooLong()
 		}
-		r.list = append(r.list, value)
+		r.list.Write(value)
+		r.list.WriteByte(',')
 	default:
 		r.last = value
 	}
@@ -89,13 +91,18 @@ func (r *run) value(text []byte, what string) (json.RawMessage, error) {
 		return nil, bad("is not UTF-8")
 	}
 	if r.call.Text {
-		return tool.MarshalPlain(string(text))
+		value, err := tool.MarshalPlain(string(text))
+		if len(value) > r.most && err == nil { // a control character takes six bytes
+			err = r.tooLong()
+		}
+		return value, err
 	}
 	text = bytes.TrimSpace(text)
 	if len(text) == 0 {
 		return nil, bad(`is empty, not JSON: write "null", or declare stdout = "text"`)
 	}
-	if err := json.Unmarshal(text, new(json.RawMessage)); err != nil {
+	if !json.Valid(text) {
+		err := json.Unmarshal(text, new(json.RawMessage))
 		return nil, bad(fmt.Sprintf("is not one JSON value (%s): write one, or declare stdout = \"text\"", err))
 	}
 	return text, nil
@@ -107,7 +114,7 @@ func (r *run) result(ctx context.Context, out []byte) (json.RawMessage, error) {
 	case r.call.Lines && r.call.Stream:
 		return nil, nil
 	case r.call.Lines && r.call.Collect:
-		return json.Marshal(r.list) // its items are JSON
+		return slices.Concat([]byte("["), bytes.TrimSuffix(r.list.Bytes(), []byte(",")), []byte("]")), nil
 	case r.call.Lines:
 		return r.last, nil
 	}

@@ -1,10 +1,10 @@
 package program
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,12 +35,15 @@ type run struct {
 	tail  *output.Tail
 	quiet chan struct{} // closed when stderr has ended
 	last  json.RawMessage
-	list  []json.RawMessage
-	size  int // of list
+	list  bytes.Buffer // the items so far with a comma behind each; a list of them would take many times their size
 }
 
-// errTooLong says that a result or an item is larger than it may be.
-var errTooLong = errors.New("too long")
+// tooLong is the failure of a program whose result or item is larger than it may be.
+func (r *run) tooLong() error {
+	return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%s wrote more than %d bytes as one %s", r.program(), r.most, map[bool]string{false: "result", true: "item"}[r.call.Lines]).
+		WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes).
+		WithDetail("limit", "output").WithDetail("max", r.most)
+}
 
 func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	cfg, limits := &r.runner.cfg, r.call.Limits
@@ -111,10 +114,6 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	switch {
 	case ctx.Err() != nil:
 		return nil, failure.Ended(ctx, toolmesh.StartedYes)
-	case errors.Is(err, errTooLong):
-		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%s wrote more than %d bytes as one %s", r.program(), r.most, map[bool]string{false: "result", true: "item"}[r.call.Lines]).
-			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes).
-			WithDetail("limit", "output").WithDetail("max", r.most)
 	case err != nil:
 		return nil, err
 	}

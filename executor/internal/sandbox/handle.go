@@ -79,7 +79,14 @@ func (h *Handle) Close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.fd >= 0 {
-		_ = unix.Close(h.fd)
+		CloseSent(h.fd)
 	}
 	h.fd, h.pid = -1, 0
+}
+
+// CloseSent closes a descriptor that code of an index may have sent: it may be a socket that lets its last
+// close wait for a peer which reads nothing.
+func CloseSent(fd int) {
+	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{})
+	_ = unix.Close(fd)
 }

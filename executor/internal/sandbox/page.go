@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -50,7 +51,7 @@ func NewPage() (*Page, error) {
 		return nil, err
 	}
 	var mem []byte
-	if err = file.Truncate(pageSize); err == nil {
+	if err = errors.Join(file.Truncate(pageSize), sealPage(file)); err == nil {
 		mem, err = unix.Mmap(int(file.Fd()), 0, pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED) //nolint:gosec // descriptors are small
 	}
 	if err != nil {

@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"io"
 	"log/slog"
+	"net"
 	"os"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/toolmesh/toolmesh/executor/internal/sandbox"
 )
@@ -116,10 +119,50 @@ func TestAPageIsSharedMemory(t *testing.T) {
 	if !bytes.Contains(data[8:], []byte{8, 7, 6, 5, 4, 3, 2, 1}) || page.Load(sandbox.WordCancel) != 0 {
 		t.Errorf("got % x", data)
 	}
+	// A read of a page that is cut off ends this process.
+	if err := page.File().Truncate(0); err == nil && runtime.GOOS == "linux" {
+		t.Fatal("a worker can cut the page off")
+	}
 	page.Sent()
 	if page.Load(sandbox.WordStarted) != 0x0102030405060708 {
 		t.Error("the memory went with the descriptor")
 	}
+}
+
+// A process may send any descriptor in place of a pidfd: one of a socket, whose close would wait for an hour.
+func TestHandlesOfOtherFilesAreClosedAtOnce(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	conn, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := l.Accept() // reads nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := -1
+	if err := raw.Control(func(fd uintptr) { sent, err = unix.Dup(int(fd)) }); err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.Close()
+	for err = unix.SetsockoptLinger(sent, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600}); err == nil; {
+		err = unix.Sendto(sent, make([]byte, 1<<20), unix.MSG_DONTWAIT, nil)
+	}
+	h := sandbox.NewHandle(sent, 1)
+	if h.Below(os.Getpid()) && runtime.GOOS == "linux" {
+		t.Error("a socket is a process")
+	}
+	h.Close()
 }
 
 // The child's end of a pipe blocks; ours does not, so that it cannot block the runtime.

@@ -148,11 +148,18 @@ func boottime() time.Duration {
 }
 
 func newPageFile() (*os.File, error) {
-	fd, err := unix.MemfdCreate("toolmesh-page", unix.MFD_CLOEXEC)
+	fd, err := unix.MemfdCreate("toolmesh-page", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, fmt.Errorf("memfd: %w", err)
 	}
 	return os.NewFile(uintptr(fd), "page"), nil
+}
+
+// sealPage fixes the size of a page's file: this process would end with SIGBUS when it reads a page
+// that a worker has cut off.
+func sealPage(file *os.File) error {
+	_, err := unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	return err
 }
 
 func signalFd(fd int, sig syscall.Signal) error { return unix.PidfdSendSignal(fd, sig, nil, 0) }

@@ -49,6 +49,8 @@ func newPageFile() (*os.File, error) {
 	return file, nil
 }
 
+func sealPage(*os.File) error { return nil }
+
 // This system has no pidfds: no process sends one.
 
 func signalFd(int, syscall.Signal) error { return errors.ErrUnsupported }

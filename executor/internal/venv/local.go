@@ -13,19 +13,22 @@ import (
 
 // placed makes the paths of a lock relative, which uv made of tree: dir or a copy of it. It returns
 // comments with the digest of each path's content, so that equal locks give equal environments.
-// Requirements of packages were read by uv alone: a path out of the tree and an address that no
-// requirement may have are errors.
+// Requirements of packages were read by uv alone, and a build can write to its output: a path out of
+// the tree, an address and anything else that no requirement may have are errors.
 func placed(lock []lockLine, tree, dir string) (notes string, err error) {
 	for i, l := range lock {
-		if isAddress(l.at) {
-			err = (&reader{d: &declared{}}).address(new(requirement), l.at)
-		} else if l.at != "" {
+		read := l
+		if l.at != "" && !isAddress(l.at) {
 			var inside, digest string
 			if inside, err = insideOf(tree, l.at); err == nil {
 				digest, err = contentOf(dir, inside)
 			}
 			lock[i] = l.placeIn("./" + inside) // uv would take a bare name for a package of the index
 			notes += fmt.Sprintf("# content of ./%s: sha256:%s\n", inside, digest)
+			read = l.placeIn("https://tree") // for the rest of the line
+		}
+		if err == nil {
+			_, err = (&reader{d: &declared{}}).parse(read.text, "")
 		}
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", redact(l.text), err)

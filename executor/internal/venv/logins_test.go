@@ -92,6 +92,9 @@ func TestPathsAndAddressesOfALock(t *testing.T) {
 	}
 	for _, line := range []string{
 		"a @ file:///etc", "/etc", "a @ file:///copy/../etc", "a @ file:///copyother", "a @ git+file:///srv/a", "a @ https://bob:hunter2@example.org/a.whl", "a @ git+ext://x", "../a", "-e /etc", "a @ file:///copy/lib%0A--index-url%20x", "/copy/a;b",
+		// uv takes a carriage return for the end of a line.
+		"a==1\r--index-url https://author/${UV_INDEX_PASSWORD}", "a==1 ; python_version > '3'\r-r /etc/passwd", "a @ file:///copy/lib ; python_version > '3'\r-e /etc", "a @ https://example.org/a.whl\r-e /etc",
+		"a==1 --index-url https://author", "a==1 @ https://author/a.whl",
 	} {
 		if _, err := placed(packages([]byte(line+"\n")), "/copy", dir); err == nil || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: got %v", line, err)

@@ -547,7 +547,7 @@ func (r *controlReader) take() int {
 
 func (r *controlReader) close() {
 	for _, fd := range r.fds {
-		_ = unix.Close(fd)
+		sandbox.CloseSent(fd)
 	}
 	r.fds = nil
 }

@@ -500,12 +500,7 @@ func (t *Table[T]) Finish(c *Running[T], record Record) {
 func (t *Table[T]) keep(k *entry[T], record Record) {
 	k.record, k.size, k.ended = record, keptSize+len(record.Result), t.now()
 	if e := record.Err; e != nil {
-		k.size += len(e.Message) + len(e.Stacktrace)
-		if len(e.Details) > 0 {
-			if details, err := json.Marshal(e.Details); err == nil {
-				k.size += len(details)
-			}
-		}
+		k.size += len(e.Message) + len(e.Stacktrace) + memoryOf(e.Details)
 	}
 	if k.size > MaxOneResult {
 		t.drop(k) // the others need not give way to it
@@ -520,6 +515,28 @@ func (t *Table[T]) keep(k *entry[T], record Record) {
 
 // keptSize is the approximate memory of a record without its result, in bytes.
 const keptSize = 256
+
+// memoryOf is the approximate memory of details, in bytes: of empty lists it is many times that of their JSON.
+func memoryOf(value any) int {
+	size := 32
+	switch v := value.(type) {
+	case string:
+		size += len(v)
+	case []any:
+		for _, one := range v {
+			size += memoryOf(one)
+		}
+	case map[string]any:
+		for name, one := range v {
+			size += 2*len(name) + memoryOf(one)
+		}
+	case float64, bool, nil:
+	default:
+		text, _ := json.Marshal(v) // of our own
+		size += len(text)
+	}
+	return size
+}
 
 // drop forgets a record, and not its name: the call may not run again. t.mu is held.
 func (t *Table[T]) drop(k *entry[T]) {

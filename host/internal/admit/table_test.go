@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -344,12 +345,9 @@ func TestRecordsGiveWayByBytes(t *testing.T) {
 	mega := result(`"` + strings.Repeat("x", 1<<20) + `"`)
 	detailed := admit.Record{Err: toolmesh.Errorf(toolmesh.CodeToolError, "no").WithStarted(toolmesh.StartedYes).
 		WithDetail("much", strings.Repeat("x", 1<<20))}
+	scattered := admit.Record{Err: detailed.Err.WithDetail("much", slices.Repeat([]any{[]any{}}, 1<<15))} // 96 KiB of JSON
 	for i := range 100 {
-		if rec := mega; i%2 == 0 {
-			finish(t, tab, fmt.Sprint(i), rec)
-		} else {
-			finish(t, tab, fmt.Sprint(i), detailed)
-		}
+		finish(t, tab, fmt.Sprint(i), []admit.Record{mega, detailed, scattered}[i%3])
 	}
 	kept := 0
 	for i := range 100 {

@@ -387,8 +387,7 @@ func (r *execution) end(m *member, rec admit.Record) {
 		result.Result = nil // the value is kept separately
 	}
 	if rec.Err == nil && len(result.Result) > 0 && !json.Valid(result.Result) {
-		result.Result, result.Err = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned a value that is not JSON").
-			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
+		result.Result, result.Err = nil, codec.NotJSON()
 	}
 	r.put(m, &result)
 	for _, turn := range r.queue.Done(m.turn) {

@@ -417,7 +417,7 @@ func (k *Keys) settle(c *claim, record admit.Record) {
 	if record.Err != nil {
 		mine.Error = k.Replies.Fit(record.Err)
 	} else if len(mine.Result) > 0 && !json.Valid(mine.Result) {
-		mine.Result, mine.Error = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool's result is not JSON").WithStarted(toolmesh.StartedYes)
+		mine.Result, mine.Error = nil, codec.NotJSON()
 	}
 	value, err := tool.MarshalPlain(mine)
 	without := func(why string) {
