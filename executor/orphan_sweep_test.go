@@ -87,6 +87,7 @@ func TestNoOrphanStaysAmongShortCalls(t *testing.T) {
 
 const serverTools = `
 import multiprocessing, os, warnings
+from toolmesh import mesh
 
 server = multiprocessing.get_context("forkserver")
 

@@ -73,6 +73,10 @@ def test_all_kinds_of_functions(opened: Started) -> None:
         sys.exit(3)
 
     @host.tool
+    async def aleaves() -> None:
+        sys.exit(3)
+
+    @host.tool
     def bad() -> Any:
         return {"a": [object()]}
 
@@ -104,8 +108,9 @@ def test_all_kinds_of_functions(opened: Started) -> None:
         assert (raised.value.error_type, raised.value.message) == ("Refused", "3: no")
         assert "test_host.py" in raised.value.stacktrace and "host.py\", line" not in raised.value.stacktrace.replace(
             "test_host.py", "")
-        with pytest.raises(toolmesh.ToolExecutionError, match="SystemExit"):
-            mesh.call(f"{index}.leaves")
+        for ends in ("leaves", "aleaves"):
+            with pytest.raises(toolmesh.ToolExecutionError, match="SystemExit"):
+                mesh.call(f"{index}.{ends}")
         with pytest.raises(toolmesh.ResultNotSerializable) as unserializable:
             mesh.call(f"{index}.bad")
         assert unserializable.value.details["path"] == "result.a[0]"
@@ -331,6 +336,17 @@ def test_cancels_and_deadlines_reach_the_function(opened: Started) -> None:
             ended.append("waits")
 
     @host.tool
+    def wrapped() -> Any:
+        async def waits() -> None:
+            began.append("wrapped")
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append("wrapped")
+
+        return waits()  # as a decorator does
+
+    @host.tool
     def items() -> Iterator[int]:
         try:
             yield from range(10**9)
@@ -346,7 +362,7 @@ def test_cancels_and_deadlines_reach_the_function(opened: Started) -> None:
             ended.append("aitems")
 
     with host, Mesh(opened.url) as mesh:
-        for tool in ("busy", "waits"):
+        for tool in ("busy", "waits", "wrapped"):
             began.clear()
             while not began:  # on a busy machine the time may be up before
                 with pytest.raises(toolmesh.ToolTimeout):

@@ -10,46 +10,91 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from toolmesh._client import broker
+from toolmesh._client import broker, connection
 from toolmesh._client.broker import Broker, taking
-
-INFO = b'INFO {"server_id":"s","version":"2.12.0","headers":true,"max_payload":200,"proto":1}\r\n'
+from toolmesh._client.connection import Connection
+from toolmesh._client.finding import Found
+from toolmesh._core import errors
 
 
 class Server:
     """A NATS server of a few lines: what it was told, and messages to its one subscription."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_payload: int = 200) -> None:
         self.told = b""
+        self.connections = 0
+        self.refuses = False
+        self.frozen = False  # reads nothing more of the current connection
+        self.subscribed: Callable[[bytes], Awaitable[bytes]] | None = None  # its answer to a subscription
+        self.url = ""
         self._writer: Any = None
+        self._info = (b'INFO {"server_id":"s","version":"2.12.0","headers":true,"max_payload":%d,"proto":1}\r\n'
+                      % max_payload)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-        writer.write(INFO)
+        self._writer, self.told, self.frozen = writer, b"", False
+        self.connections += 1
+        try:
+            await self._read(reader, writer)
+        finally:
+            writer.transport.abort()
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(self._info)
         while data := await reader.read(1 << 16):
+            if self._writer is not writer:
+                return
             self.told += data
+            if self.refuses:
+                writer.write(b"-ERR 'Authorization Violation'\r\n")
+                await writer.drain()
+                return
+            if self.subscribed is not None and b"SUB " in data:
+                writer.write(await self.subscribed(data))
             writer.write(b"PONG\r\n" * data.count(b"PING\r\n"))
-        writer.close()
+            while self.frozen and self._writer is writer:
+                await asyncio.sleep(0.01)
 
     def give(self, *messages: bytes) -> None:
         for headers in messages:
-            head = b"NATS/1.0" + headers
-            self._writer.write(b"HMSG a.b 1 %d %d\r\n%b\r\n" % (len(head), len(head), head))
+            self.give_raw(b"NATS/1.0" + headers)
+
+    def give_raw(self, head: bytes) -> None:
+        self._writer.write(b"HMSG a.b 1 %d %d\r\n%b\r\n" % (len(head), len(head), head))
+
+    def cut(self) -> None:
+        self._writer.close()
 
 
-def connected(work: Callable[[Broker, Server], Awaitable[None]]) -> None:
+async def until(true: Callable[[], object]) -> None:
+    while not true():
+        await asyncio.sleep(0.01)
+
+
+def served(work: Callable[[Server], Awaitable[None]], server: Server) -> None:
     async def main() -> None:
-        server = Server()
         listening = await asyncio.start_server(server.serve, "127.0.0.1")
+        server.url = f"nats://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        try:
+            await work(server)
+        finally:
+            listening.close()
+            server.frozen = False
+            await until(lambda: len(asyncio.all_tasks()) == 2)  # this one and its timeout's
+
+    asyncio.run(asyncio.wait_for(main(), 15))
+
+
+def connected(work: Callable[[Broker, Server], Awaitable[None]], max_payload: int = 200, **options: Any) -> None:
+    async def main(server: Server) -> None:
         nc = Broker(False)
-        await nc.connect(f"nats://127.0.0.1:{listening.sockets[0].getsockname()[1]}", allow_reconnect=False)
+        await nc.connect(server.url, **{"allow_reconnect": False, **options})
         try:
             await work(nc, server)
         finally:
             await nc.close()
-            listening.close()
 
-    asyncio.run(asyncio.wait_for(main(), 15))
+    served(main, Server(max_payload))
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -125,3 +170,149 @@ def test_a_message_that_cannot_be_taken_ends_no_connection(caplog):
     with caplog.at_level(logging.ERROR, "toolmesh"):
         connected(work)
     assert "a message on a.b cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("head", [b"X", b"NATS/1.0 \xff\xff\xff\r\n\r\n"])
+def test_headers_that_nats_py_cannot_read_do_not_make_a_connection_deaf(head):
+    async def work(nc: Broker, server: Server) -> None:
+        arrived = asyncio.Event()
+        await nc.subscribe("a.b", future=taking(lambda _: arrived.set()))
+        await nc.flush()
+        server.give_raw(head)
+        await until(lambda: server.connections == 2 and b"SUB a.b" in server.told)
+        server.give(b"\r\nMesh-Seq: 2\r\n\r\n")
+        await asyncio.wait_for(arrived.wait(), 5)
+
+    connected(work, allow_reconnect=True, reconnect_time_wait=0)
+
+
+def test_a_reconnect_with_an_unexpected_error_closes_the_connection():
+    """Such as that of a key's file which is being written: the next call makes another connection."""
+    ended: list[object] = []
+
+    async def closed() -> None:
+        ended.append(1)
+
+    async def work(nc: Broker, server: Server) -> None:
+        def half() -> bytes:
+            raise ValueError("no seed")
+
+        nc._connect_command = half  # type: ignore[method-assign]
+        server.cut()
+        await until(lambda: nc.is_closed)
+        await until(lambda: ended)
+
+    connected(work, allow_reconnect=True, reconnect_time_wait=0, closed_cb=closed)
+
+
+def frozen(work: Callable[[Broker, Server], Awaitable[None]]) -> None:
+    """On a connection whose server does not read what is written."""
+    async def main(nc: Broker, server: Server) -> None:
+        server.frozen = True
+        await nc.flush()
+        for _ in range(24):
+            await asyncio.wait_for(nc.post("a.b", bytes(1 << 20), "in.box", {"Mesh-Rpc-Id": "one"}), 2)
+        await nc.publish("a.b")
+        assert nc.crowded
+        await work(nc, server)
+
+    connected(main, 2 << 20, allow_reconnect=True, reconnect_time_wait=0, pending_size=2 << 20, flusher_queue_size=0)
+
+
+def test_a_frozen_server_holds_up_no_close():
+    async def work(nc: Broker, server: Server) -> None:
+        await asyncio.wait_for(nc.close(), 5)
+
+    frozen(work)
+
+
+def test_a_frozen_server_holds_up_no_reconnect_and_old_requests_are_not_sent():
+    async def work(nc: Broker, server: Server) -> None:
+        await nc._process_op_err(nats.errors.StaleConnectionError())
+        await until(lambda: nc.is_connected)
+        await nc.flush()
+        assert server.connections == 2 and b"PUB" not in server.told
+
+    frozen(work)
+
+
+def linked(work: Callable[[Connection, Server], Awaitable[None]], server: Server, **found: Any) -> None:
+    async def main(server: Server) -> None:
+        link = Connection(lambda: Found([server.url], **found), "", "s")
+        try:
+            await work(link, server)
+        finally:
+            await link.close()
+
+    served(main, server)
+
+
+def test_calls_wait_for_the_inbox_that_a_key_allows(monkeypatch):
+    monkeypatch.setattr(Broker, "_setup_nkeys_connect", lambda _: None)  # the library for signing is not installed
+    asked, answer, server = asyncio.Event(), asyncio.Event(), Server()
+
+    async def subscribed(data: bytes) -> bytes:
+        asked.set()
+        await answer.wait()
+        subject = data.partition(b"SUB ")[2].split()[0]
+        refusal = b"-ERR 'Permissions Violation for Subscription to \"%b\"'\r\n" % subject
+        return refusal if subject.startswith(b"_INBOX_mesh_admin") else b""
+
+    async def work(link: Connection, server: Server) -> None:
+        first = asyncio.ensure_future(link.ready())
+        await asked.wait()
+        second = asyncio.ensure_future(link.ready())
+        await asyncio.wait([second], timeout=0.1)
+        assert not second.done(), link.inbox
+        answer.set()
+        assert await first is await second
+        assert link.inbox.startswith("_INBOX_s.")
+
+    server.subscribed = subscribed
+    linked(work, server, creds="any")
+
+
+def test_a_connection_that_is_lost_before_it_has_an_inbox_is_unavailable(monkeypatch):
+    monkeypatch.setattr(Broker, "_setup_nkeys_connect", lambda _: None)
+    monkeypatch.setattr(connection, "_CONNECTING", 0.5)
+    server = Server()
+
+    async def subscribed(_: bytes) -> bytes:
+        server.cut()
+        return b""
+
+    async def work(link: Connection, _: Server) -> None:
+        with pytest.raises(errors.Unavailable):
+            await link.ready()
+
+    server.subscribed = subscribed
+    linked(work, server, creds="any")
+
+
+def test_a_question_that_no_message_can_carry_is_too_large():
+    async def work(link: Connection, _: Server) -> None:
+        with pytest.raises(errors.PayloadTooLarge, match="300 bytes"):
+            await link.ask("a.b", bytes(300))
+
+    linked(work, Server())
+
+
+def test_a_dead_link_is_noticed_as_soon_as_by_other_programs_of_the_mesh():
+    async def work(link: Connection, _: Server) -> None:
+        assert (await link.ready()).options["ping_interval"] == 10
+
+    linked(work, Server())
+
+
+def test_a_key_that_is_refused_after_a_cut_is_told():
+    async def work(link: Connection, server: Server) -> None:
+        nc = await link.ready()
+        server.refuses = True
+        server.cut()
+        await until(lambda: nc.is_closed)
+        with pytest.raises(errors.PermissionDenied):
+            await link.ready()
+        server.refuses = False
+        assert (await link.ready()).is_connected
+
+    linked(work, Server())

@@ -7,6 +7,7 @@ import pytest
 
 import toolmesh
 from toolmesh._client import finding
+from toolmesh._client.broker import Broker
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,19 @@ def test_the_order(monkeypatch, tmp_path):
 def test_invalid_settings_are_refused(settings, expected):
     with pytest.raises(expected):
         finding.find(**settings)
+
+
+def test_credentials_are_a_jwt_and_a_seed(tmp_path):
+    """nats-py would read another file for ever."""
+    file = tmp_path / "a.creds"
+    for text in ("", "SUAIBDPBAUTWCWBKIO6XHQNINK5FWJW4OHLXC3HQ", "-----BEGIN NATS USER JWT-----\nx\n"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match="no NATS credentials"):
+            finding.find(creds="~/a.creds")
+        with pytest.raises(ValueError, match="no NATS credentials"):
+            Broker(False)._read_creds_user_jwt(str(file))
+    file.write_text("-----BEGIN NATS USER JWT-----\nx\n-----BEGIN USER NKEY SEED-----\ny\n")
+    assert finding.find(creds="~/a.creds").creds == str(file)
 
 
 @pytest.mark.parametrize("server", ["nats://bob:hush@127.0.0.1:1", "nats://hush@127.0.0.1:1", "bob:hush@127.0.0.1:1",

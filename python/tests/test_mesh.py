@@ -13,7 +13,6 @@ import pytest
 
 from toolmesh._worker import mesh
 from toolmesh._worker.calls import channel
-from toolmesh._worker.startup.finder import Finder
 from toolmesh._worker.wire.frames import HEADER, LOG, Reader
 
 if typing.TYPE_CHECKING:
@@ -93,11 +92,11 @@ def run(tmp_path, code):
     return done.stdout.strip()
 
 
-WITH_FINDER = "from _toolmesh_worker.startup.finder import Finder; sys.meta_path.append(Finder)\n"
+WITH_SITE = "from _toolmesh_worker import FOLDER; sys.path.append(FOLDER + 'site')\n"
 
 
 def test_a_worker_offers_toolmesh(tmp_path):
-    said = run(tmp_path, WITH_FINDER + "from toolmesh import mesh, MeshError\n"
+    said = run(tmp_path, WITH_SITE + "from toolmesh import mesh, MeshError\n"
                "print(mesh.__name__, MeshError is mesh.MeshError)")
     assert said == "_toolmesh_worker.mesh True"
 
@@ -106,7 +105,7 @@ def test_an_installed_toolmesh_comes_first_and_finds_the_same_mesh(tmp_path):
     package = tmp_path / "site" / "toolmesh"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("from _toolmesh_worker import mesh\ninstalled = True\n")
-    said = run(tmp_path, WITH_FINDER + "import toolmesh\nfrom _toolmesh_worker import mesh\n"
+    said = run(tmp_path, WITH_SITE + "import toolmesh\nfrom _toolmesh_worker import mesh\n"
                "print(toolmesh.installed, toolmesh.mesh is mesh)")
     assert said == "True True"
 
@@ -116,9 +115,23 @@ def test_without_a_worker_toolmesh_is_there_only_if_installed(tmp_path):
     assert said == "not installed"
 
 
-@pytest.mark.parametrize("name", ["toolmesh.mesh", "toolmesh.other", "tool", "other"])
-def test_the_finder_knows_one_name(name):
-    assert Finder.find_spec(name) is None
+def test_processes_of_a_tool_import_its_module(tmp_path):
+    """From Python 3.14 on multiprocessing starts them so, if it is not told otherwise."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "tools.py").write_text("""
+from toolmesh import MeshError, mesh
+
+def work(x):
+    mesh.progress(0.5)
+    try:
+        mesh.call("a.b")
+    except MeshError as failure:
+        return x, failure.code
+""")
+    said = run(tmp_path, WITH_SITE + "del sys.path[0]\nimport concurrent.futures, multiprocessing, tools\n"
+               "with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:\n"
+               "    print(pool.submit(tools.work, 3).result(30))")
+    assert said == "(3, 'unavailable')"
 
 
 def test_a_reader_loses_nothing_to_a_handler_that_raises():

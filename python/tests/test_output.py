@@ -69,6 +69,25 @@ def test_a_grandchild_keeps_the_files_of_a_forked_child():
     run(OF_A_CHILD)
 
 
+def test_output_of_a_signal_handler_that_interrupts_a_write_follows_it() -> None:
+    r, w = os.pipe()
+    outlet = Outlet(w, lambda: 7, UNSHIELDED)
+
+    def handler() -> None:
+        with outlet.lock:  # of the interrupted write, on this thread
+            outlet.text(LOG_STDOUT, "interrupted\n")
+
+    thread = threading.Thread(target=handler, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    outlet.text(LOG_STDOUT, "later\n")
+    os.close(w)
+    reader = Reader(r)
+    assert [frame[4] for frame in (reader.next(), reader.next()) if frame] == [b"interrupted\n", b"later\n"]
+    os.close(r)
+
+
 def test_output_beyond_the_rate_is_counted_where_it_is_written() -> None:
     # The agent would read it only to drop it; a frame that is too large would end the worker.
     r, w = os.pipe()

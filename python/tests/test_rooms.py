@@ -36,7 +36,8 @@ def modules() -> dict[str, ast.Module]:
 
 
 MODULES = modules()
-WORKER = [name for name in MODULES if name.partition(".")[0] == "_worker"]
+# But for site, the package as tools import it: that imports the worker by its private name.
+WORKER = [name for name in MODULES if name.partition(".")[0] == "_worker" and not name.startswith("_worker.site")]
 
 
 def imported(name: str) -> Iterator[str]:

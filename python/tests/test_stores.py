@@ -240,6 +240,29 @@ def test_every_kind_in_every_way(name: str, last: Any, all_of_them: Any, running
     asyncio.run(main())
 
 
+def test_a_stream_that_is_cancelled_while_its_function_runs() -> None:
+    began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow() -> Iterator[int]:
+        try:
+            began.set()
+            go_on.wait(10)
+            yield 1
+        finally:
+            ended.set()
+
+    async def main() -> None:
+        reading = asyncio.ensure_future(listed(Index([slow]).astream_execute("slow")))
+        assert await asyncio.to_thread(began.wait, 10)
+        reading.cancel()
+        await asyncio.wait([reading])
+        go_on.set()
+        assert reading.cancelled(), reading.exception()
+        assert await asyncio.to_thread(ended.wait, 10)
+
+    asyncio.run(main())
+
+
 def test_kinds_are_kept() -> None:
     tools = EVERY.tools_dict
     assert inspect.iscoroutinefunction(tools["later"]) and inspect.isgeneratorfunction(tools["items"])

@@ -44,13 +44,17 @@ def test_a_node_is_not_silent_while_its_request_waits_to_be_written(monkeypatch)
             now[0] += SILENCE + 1
 
         link._nc = SimpleNamespace(  # type: ignore[assignment]
-            post=post, is_closed=False, is_connected=True, stats={"in_bytes": 0})
+            post=post, is_closed=False, is_connected=True, crowded=False, stats={"in_bytes": 0})
         one = Pending(link, "a")
         await link.send(one, Call("s", "a.b", b"{}", "r"), {})
         pinged: list[object] = []
         link._ping = pinged.append  # type: ignore[method-assign,assignment]
         await link.alive(one)
         assert not pinged and one.sent == 100
+        now[0] += SILENCE + 1
+        link._nc.crowded = True  # type: ignore[union-attr,misc]
+        await link.alive(one)
+        assert not pinged and one.sign == now[0], "what the network does not take may be this request"
 
     asyncio.run(asyncio.wait_for(main(), 10))
 
@@ -106,8 +110,8 @@ def test_a_call_that_no_node_has_ends_after_its_connection_was_cut(monkeypatch):
             link.loop.call_soon(lambda: link.beside(link._connected()))  # the answer was lost with the old link
 
         link._nc = SimpleNamespace(  # type: ignore[assignment]
-            post=post, publish=nothing, flush=nothing, is_closed=False, is_connected=True, stats={"in_bytes": 0},
-            max_payload=1 << 20)
+            post=post, publish=nothing, flush=nothing, is_closed=False, is_connected=True, crowded=False,
+            stats={"in_bytes": 0}, max_payload=1 << 20)
         with pytest.raises(errors.Unavailable) as failure:
             await link.unary(Call("s", "a.b", b"{}", "r"))
         assert failure.value.details == {"reason": "connection_cut"}

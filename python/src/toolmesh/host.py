@@ -254,7 +254,7 @@ class _Call:
         self.credit: int | None = frame.get("credit")
         self.sent = 0
         self.thread = 0  # that runs it; 0: none
-        self.task: asyncio.Task[bytes] | None = None
+        self.task: asyncio.Task[Any] | None = None  # that a cancel ends
         self.cancelled = False
         self.flow: threading.Condition | asyncio.Event | None = None
         self.context = contextvars.copy_context()
@@ -402,7 +402,7 @@ class _Runner:
         call = self._running[frame["rpc_id"]] = _Call(bridge, frame, key, offered, positional, keyword)
         call.context.run(serving.enter, bridge, frame)
         if offered.kind in ("async", "async_generator"):
-            call.task = call.context.run(self._loop.create_task, self._awaited(call))
+            call.task = call.context.run(self._loop.create_task, _kept(lambda: self._awaited(call)))
             call.task.add_done_callback(lambda task: self._done(call, task))
             return
         with self._lock:
@@ -473,14 +473,13 @@ class _Runner:
 
     # On the loop.
 
-    def _done(self, call: _Call, task: asyncio.Task[bytes]) -> None:
+    def _done(self, call: _Call, task: asyncio.Task[Any]) -> None:
         call.bridge.leave_fork()
-        if task.cancelled():
-            self._fail(call, asyncio.CancelledError())
-        elif (failure := task.exception()) is not None:
+        data, failure = _end(task)
+        if failure is not None:
             self._fail(call, failure)
         else:
-            self._end(call, task.result())
+            self._end(call, data)
         call.bridge.wake()
 
     async def _awaited(self, call: _Call) -> bytes:
@@ -560,7 +559,14 @@ class _Runner:
         value = call.offered.tool.function(*call.positional, **call.keyword)
         call.bridge.leave_fork()
         if inspect.iscoroutine(value) or inspect.isasyncgen(value):  # of a decorated function
-            value = self._on_loop(lambda: _collected(value))
+            given = value
+            try:
+                value = self._on_loop(lambda: _collected(given), call)
+            finally:
+                if inspect.iscoroutine(given):
+                    given.close()  # a cancel may have come before its first step
+            if call.cancelled:
+                raise guard.Cancelled
         if not inspect.isgenerator(value):
             return _encoded(call, value)
         try:
@@ -572,18 +578,26 @@ class _Runner:
         finally:
             value.close()
 
-    def _on_loop(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    def _on_loop(self, make: Callable[[], Coroutine[Any, Any, Any]], call: _Call) -> Any:
         """The result of a coroutine, created on the loop: one created here would never be awaited if a cancel
-        interrupted this thread just then."""
+        interrupted this thread just then. Meanwhile a cancel of the call is one of the coroutine."""
         found: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
-        async def work() -> None:
-            try:
-                found.set_result(await make())
-            except BaseException as failure:  # noqa: B036 - it is raised where it is waited for
+        def ended(task: asyncio.Task[Any]) -> None:
+            call.task = None
+            value, failure = _end(task)
+            if failure is not None:
                 found.set_exception(failure)
+            else:
+                found.set_result(value)
 
-        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(work()))
+        def begin() -> None:
+            call.task = self._loop.create_task(_kept(make))
+            call.task.add_done_callback(ended)
+            if call.cancelled:
+                call.task.cancel()
+
+        self._loop.call_soon_threadsafe(begin)
         return found.result()
 
     def _sent(self, call: _Call, items: Generator[Any, Any, Any]) -> None:
@@ -596,7 +610,21 @@ class _Runner:
                 raise guard.Cancelled
             self._item(call, value)
             if call.sent % _FLOW == 0 and not call.bridge.over:
-                self._on_loop(call.bridge.written)
+                self._on_loop(call.bridge.written, call)
+
+
+async def _kept(make: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, BaseException | None]:
+    """The result of a coroutine; or its SystemExit, which would end the loop, and with it the host."""
+    try:
+        return await make(), None
+    except SystemExit as failure:
+        return None, failure
+
+
+def _end(task: asyncio.Task[Any]) -> tuple[Any, BaseException | None]:
+    """The result or the failure of such a task."""
+    failure = asyncio.CancelledError() if task.cancelled() else task.exception()
+    return task.result() if failure is None else (None, failure)
 
 
 async def _collected(value: Any) -> Any:

@@ -1,12 +1,14 @@
 """nats-py's client, with faster paths for each call: a message with headers out, one in.
 
-nats-py spends more time on the headers of a call than the rest of the client takes. The overridden functions are
-private: if a version lacks one, its own path is used.
+nats-py spends more time on the headers of a call than the rest of the client takes. It also waits without end for a
+server that does not read, and an error that it does not expect ends its reading or its reconnecting for good. The
+overridden functions are private: if a version lacks one, its own path is used.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import typing
 from collections.abc import Callable
@@ -15,10 +17,15 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.protocol.parser import Parser
+
+from . import finding
 
 _log = logging.getLogger("toolmesh")
 _LINE, _END = b"NATS/1.0\r\n", b"\r\n"
 _BREAKS = str.maketrans("\r\n", "  ")
+_CROWDED = 64 << 10  # bytes that wait in the socket's buffer: then the loop no longer writes
+_CLOSING = 1.0  # max seconds in which a server takes what is written before the connection is closed
 _QUICK = all(hasattr(Client, name) for name in ("_send_command", "_flush_pending"))
 
 
@@ -30,6 +37,7 @@ class Broker(Client):
         super().__init__()
         self._only_tls = only_tls
         self.secured = not only_tls  # whether TLS was used where it is required
+        self._ps = _Parser(self)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection and self._only_tls:
@@ -37,12 +45,57 @@ class Broker(Client):
         await super()._process_info(info, initial_connection)
 
     async def close(self) -> None:
-        """nats-py's, which leaves the socket open if it is cancelled."""
+        """nats-py's, which leaves the socket open if it is cancelled, and raises if it was lost meanwhile."""
         try:
-            await super().close()
+            with contextlib.suppress(OSError):
+                await super().close()
         finally:
-            if (transport := getattr(self, "_transport", None)) is not None:
-                transport.close()
+            self._abort()
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        """nats-py's, which waits without end for a frozen server."""
+        alarm = asyncio.get_running_loop().call_later(_CLOSING, self._abort)
+        try:
+            await super()._close(status, do_cbs)
+        finally:
+            alarm.cancel()
+
+    def _abort(self) -> None:
+        """Closes the socket at once, also if the server does not take what is written."""
+        transport = getattr(self, "_transport", None)
+        writer = getattr(transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+        elif transport is not None:
+            transport.close()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the network does not take what is written."""
+        writer = getattr(self._transport, "_io_writer", None)
+        return writer is not None and writer.transport.get_write_buffer_size() > _CROWDED
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:
+        """nats-py's, without waiting for room: it waits through a lost connection then, and swallows a cancel."""
+        return await super()._flush_pending()
+
+    async def _attempt_reconnect(self) -> None:
+        """nats-py's, which waits for a frozen server, sends what was not written, whose senders have left, and ends for
+        good with an error that it does not expect, such as that of a key's file which is being written. Then the
+        connection is closed, and the next call makes another one."""
+        self._abort()
+        self._pending, self._pending_data_size = [], 0
+        try:
+            await super()._attempt_reconnect()
+        except Exception as failure:
+            await self._error_cb(failure)
+            self._reconnection_task = None  # close would cancel it
+            await self.close()
+
+    def _read_creds_user_jwt(self, creds: Any) -> Any:
+        """nats-py's, which reads a file without credentials for ever."""
+        finding.credentials(creds)
+        return super()._read_creds_user_jwt(creds)
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         if headers and headers.startswith(_LINE):
@@ -75,7 +128,20 @@ class Broker(Client):
         command = f"HPUB {subject} {reply} {len(head)} {size}\r\n".encode()
         await self._send_command(b"%b%b%b%b" % (command, head, body, _END))
         if self._flush_queue is None or self._flush_queue.empty():
-            await self._flush_pending()
+            await super()._flush_pending()
+
+
+class _Parser(Parser):
+    async def parse(self, data: bytes = b"") -> None:
+        """nats-py's. An error that its reader does not expect would leave a connection that hears nothing any more: a
+        protocol error makes it connect again. Every sender of a message can cause one by its headers or its subject."""
+        try:
+            await super().parse(data)
+        except (OSError, nats.errors.ProtocolError):
+            raise
+        except Exception:
+            _log.exception("a message of the NATS server cannot be read")
+            raise nats.errors.ProtocolError from None
 
 
 class Taker:

@@ -143,32 +143,35 @@ class Connection:
         nc = Broker(found.tls is not None)
         try:
             try:
-                await asyncio.wait_for(nc.connect(
-                    servers=list(found.servers), name=self._name or "toolmesh", user=found.user,
-                    password=found.password, token=found.token, user_credentials=found.creds,
-                    nkeys_seed_str=found.nkey, tls=found.tls, tls_handshake_first=found.tls_first,
-                    # A request that cannot be sent now is refused, not queued: it would run after its caller has
-                    # left.
-                    pending_size=2 << 20, connect_timeout=2, max_reconnect_attempts=1,
-                    reconnect_time_wait=0.1,  # type: ignore[arg-type]  # seconds
-                    error_cb=self._failed, disconnected_cb=self._disconnected, reconnected_cb=self._connected,
-                    closed_cb=self._closed,
-                ), _CONNECTING)
+                await asyncio.wait_for(self._link(nc, found), _CONNECTING)
+            except errors.MeshError:
+                raise
             except Exception as failure:
                 cause = self._last_error if isinstance(failure, nats.errors.NoServersError) else failure
                 raise unreachable(where, cause or failure) from None
-            if not nc.secured:  # for another nats-py that does not ask
-                raise refused("unavailable", "this version of nats-py cannot be made to use TLS: take another")
-            nc.options["max_reconnect_attempts"] = -1
-            self._nc = nc
-            self.nodes.clear()  # an earlier connection heard them
-            await self._subscribe_inbox(nc, bool(found.creds or found.nkey), _mark(found.nkey))
         except BaseException:
-            self._nc = None
             with contextlib.suppress(AssertionError):  # nats-py asserts after a refused connect
                 await nc.close()
             raise
+        self.nodes.clear()  # an earlier connection heard them
+        self._nc = nc  # only now, as a call needs the inbox
         await self._connected()
+
+    async def _link(self, nc: Broker, found: Found) -> None:
+        await nc.connect(
+            servers=list(found.servers), name=self._name or "toolmesh", user=found.user, password=found.password,
+            token=found.token, user_credentials=found.creds, nkeys_seed_str=found.nkey, tls=found.tls,
+            tls_handshake_first=found.tls_first,
+            # A request that cannot be sent now is refused, not queued: it would run after its caller has left.
+            pending_size=2 << 20, flusher_queue_size=0, connect_timeout=2, max_reconnect_attempts=1,
+            ping_interval=10, reconnect_time_wait=0.1,  # type: ignore[arg-type]  # seconds
+            error_cb=self._failed, disconnected_cb=self._disconnected, reconnected_cb=self._connected,
+            closed_cb=self._closed,
+        )
+        if not nc.secured:  # for another nats-py that does not ask
+            raise refused("unavailable", "this version of nats-py cannot be made to use TLS: take another")
+        await self._subscribe_inbox(nc, bool(found.creds or found.nkey), _mark(found.nkey))
+        nc.options["max_reconnect_attempts"] = -1
 
     async def _subscribe_inbox(self, nc: Broker, key: bool, mark: str) -> None:
         """Subscribes to the first inbox that the credentials allow. The mark in its name is for audits."""
@@ -214,6 +217,8 @@ class Connection:
 
     async def _failed(self, failure: Exception) -> None:
         self._last_error = failure
+        if self._nc is not None and not self._nc.is_connected and "authorization" in str(failure).lower():
+            self.beside(self._nc.close())  # it would try this key for ever; the next call reads its file again
         denied = _DENIED.search(str(failure))
         if denied is None:
             return
@@ -337,6 +342,9 @@ class Connection:
             return
         generation, nc = self.generation, self._nc
         assert nc is not None
+        if self.connected and nc.crowded:
+            one.sign = time.monotonic()  # the request may not have been written yet
+            return
         arrived = nc.stats["in_bytes"]
         try:
             if not self.connected:
@@ -428,11 +436,8 @@ class Connection:
             await nc.post(one.subject, call.body, one.inbox, headers)
             # The time in which it waited to be written is not the node's.
             one.sign = one.asked = time.monotonic()
-        except nats.errors.MaxPayloadError:
-            raise refused("payload_too_large", f"the arguments are {len(call.body)} bytes, the broker takes messages "
-                                               f"of {nc.max_payload}", call.tool) from None
         except nats.errors.Error as failure:
-            raise refused("unavailable", f"the request could not be sent: {failure}", call.tool) from None
+            raise _unsent(failure, nc, len(call.body), call.tool) from None
 
     async def fit(self, call: Call) -> None:
         """Stores arguments that are too large for a message."""
@@ -623,7 +628,10 @@ class Connection:
         until = time.monotonic() + wait
         try:
             body = question if isinstance(question, bytes) else json.dumps(question).encode()
-            await nc.publish(where, body, one.inbox)
+            try:
+                await nc.publish(where, body, one.inbox)
+            except nats.errors.Error as failure:
+                raise _unsent(failure, nc, len(body)) from None
             while (message := await one.next(min(until, time.monotonic() + others))) is None:
                 if time.monotonic() >= until:
                     raise errors.error("deadline_exceeded", f"no answer on {where} within {wait:g} s", origin="caller")
@@ -669,6 +677,14 @@ def subject(call: Call) -> str:
         return names.batch(call.session) if call.batch else names.call(call.session, call.tool)
     except ValueError as failure:
         raise refused("invalid_request", str(failure), call.tool) from None
+
+
+def _unsent(failure: nats.errors.Error, nc: Broker, size: int, tool: str = "") -> errors.MeshError:
+    """The error of a request of so many bytes that nats-py refused."""
+    if isinstance(failure, nats.errors.MaxPayloadError):
+        return refused("payload_too_large", f"the arguments are {size} bytes, the broker takes messages of "
+                                            f"{nc.max_payload}", tool)
+    return refused("unavailable", f"the request could not be sent: {failure}", tool)
 
 
 def _mark(seed: str | None) -> str:

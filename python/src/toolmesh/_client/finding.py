@@ -64,7 +64,6 @@ def find(
     if not found.servers:
         found.servers = [records[0]["url"]] if records else [DEFAULT]
     if creds:
-        _readable(creds)
         found.creds = creds
     if nkey:
         found.nkey = seed(nkey)
@@ -77,6 +76,8 @@ def find(
                 if os.access(path, os.R_OK):
                     found.nkey = seed(path)
                 break
+    if found.creds:
+        found.creds = credentials(found.creds)
     for server in found.servers:
         parts = urlsplit(server if "://" in server else "nats://" + server)
         if parts.scheme not in ("nats", "tls", "ws", "wss") or not parts.hostname:
@@ -121,6 +122,15 @@ def seed(path: str) -> str:
     if not _signs():
         raise ValueError(f"the key {path} needs a library that signs: pip install 'toolmesh[keys]'")
     return line.group()
+
+
+def credentials(path: str) -> str:
+    """The absolute path of a file of NATS credentials."""
+    path = os.path.expanduser(path)
+    text = _readable(path)
+    if not all(f"BEGIN {part}" in text for part in ("NATS USER JWT", "USER NKEY SEED")):
+        raise ValueError(f"{path} holds no NATS credentials, a JWT and a seed: a seed alone is a key (MESH_NATS_NKEY)")
+    return path
 
 
 def _signs() -> bool:

@@ -82,6 +82,7 @@ async def _put(link: Link, session: str, source: BinaryIO, size: int, deadline: 
             nc = await link.ready()
             await nc.publish(one.subject, piece, one.inbox, {"Mesh-Payload": "piece", "Mesh-Seq": str(sent)})
         text = _PREFIX + base64.urlsafe_b64encode(digest.digest()).decode()
+        nc = await link.ready()
         await nc.publish(one.subject, b"", one.inbox, {"Mesh-Payload": "end", "Mesh-Digest": text})
         while True:
             found = Ref.of((await _next(one, deadline)).headers)

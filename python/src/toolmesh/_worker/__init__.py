@@ -3,8 +3,8 @@
 These files use only the standard library and import each other relatively. The agent writes them into its own folder
 under a private package name, so that nothing is installed into an index's environment and no name can clash.
 
-startup is the only entrance, and tools import mesh. The other packages may import only those before them in this list:
-wire, state, sandbox, schemas, calls, startup. internal/archtest checks that.
+startup is the only entrance, and tools import mesh, by way of site/toolmesh. The other packages may import only those
+before them in this list: wire, state, sandbox, schemas, calls, startup. internal/archtest checks that.
 
 Only the Go package ``executor`` starts them.
 """

@@ -157,9 +157,21 @@ class LocalTool(Tool):
                 async for one in items:
                     yield one
             return
-        with contextlib.closing(items):
-            while (one := await asyncio.to_thread(next, items, _END)) is not _END:
+        left = False
+
+        def step() -> Any:
+            one = next(items, _END)
+            if left:
+                items.close()
+            return one
+
+        try:
+            while (one := await asyncio.to_thread(step)) is not _END:
                 yield one
+        finally:
+            left = True
+            if not items.gi_running:  # else a cancel came while a thread runs it
+                items.close()
 
 
 _END = object()

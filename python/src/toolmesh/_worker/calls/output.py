@@ -80,10 +80,8 @@ class Outlet:
 
     def released(self) -> bytes:
         """Takes the held frames for the caller to write. The lock is held."""
-        data = b"".join(self.held)
-        self.held.clear()
-        self._size = 0
-        return data
+        held, self.held, self._size = self.held, [], 0
+        return b"".join(held)
 
     def item(self, data: bytes) -> None:
         """Writes an item's frame. Holds it back for some milliseconds when items arrive faster than they can be
@@ -147,17 +145,22 @@ class Outlet:
             self.send(b"")
 
     def part(self) -> None:
-        """Writes held frames before the process may end, on any thread. It does not wait long: a signal handler may
-        have interrupted the thread with the lock."""
-        if not self.held or os.getpid() != self._process:
-            return
-        with self._shielded():
-            if self.lock.acquire(True, _PARTING):
-                try:
-                    if self.fd >= 0:
-                        write_all(self.fd, self.released())
-                finally:
-                    self.lock.release()
+        """Writes held frames before the process may end, on any thread."""
+        if self.held and os.getpid() == self._process:
+            with self._shielded():
+                self._say(b"")
+
+    def _say(self, data: bytes) -> None:
+        """Writes a frame of output, or holds it back for the next write. It does not wait long: a signal handler or a
+        finalizer may have interrupted the thread with the lock."""
+        if self.lock.acquire(True, _PARTING):
+            try:
+                if self.fd >= 0:
+                    write_all(self.fd, self.released() + data)
+            finally:
+                self.lock.release()
+        else:
+            self.held.append(data)
 
     def _shielded(self) -> AbstractContextManager[None, None]:
         """The context of a write: only the main thread is ever interrupted."""
@@ -198,7 +201,7 @@ class Outlet:
             self.budgets[call] = left, now, dropped + len(data)
             return
         self.budgets[call] = left - len(data), now, dropped
-        self.send(HEADER.pack(len(data), LOG, flag, 0, call) + data)
+        self._say(HEADER.pack(len(data), LOG, flag, 0, call) + data)
 
     def record(self, fields: dict[str, JSON], flag: int = LOG_RECORD) -> None:
         call = self._current()

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable
 from select import POLLIN, poll
 
+from .. import FOLDER
 from ..sandbox import levels
 from ..state import forking, limits, orphans, snapshot, turns
 from ..wire import frames
@@ -234,6 +235,7 @@ class Zygote:
         transfer.roots = [self._setup["root"], *given]
         redaction.use(self._setup["secrets"])
         sys.path[:0] = self._setup["paths"]
+        sys.path.append(FOLDER + "site")  # the last one: an installed toolmesh wins, and finds the channel here
         Finder.root = self._setup["root"]
         sys.meta_path.append(Finder)
         sys.argv = [""]
