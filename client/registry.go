@@ -21,10 +21,7 @@ func (c *Client) registry(ctx context.Context, session subjects.SessionID, verb 
 	if err != nil {
 		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
 	}
-	body, err := json.Marshal(question)
-	if err != nil {
-		return callerError(toolmesh.CodeInvalidRequest, "encode the request to the registry: %w", err)
-	}
+	body, _ := json.Marshal(question) // of texts, numbers and JSON
 	ctx, cancel := context.WithTimeout(ctx, askWait)
 	defer cancel()
 	m, err := c.askAny(ctx, subject, body)

@@ -40,7 +40,7 @@ func (q *request) events() (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	subject, err := subjects.Event(subjects.EventCall, q.c.Session())
+	subject, err := subjects.CallEvents(q.c.Session())
 	if err != nil {
 		return nil, refused(toolmesh.CodeInvalidRequest, "%w", err)
 	}

@@ -43,7 +43,7 @@ func (r *runner) audit(c *inflight, record admit.Record) {
 	if !heard {
 		return
 	}
-	subject, err := subjects.Event(subjects.EventCall, c.Request.Session)
+	subject, err := subjects.CallEvents(c.Request.Session)
 	if err != nil {
 		return
 	}

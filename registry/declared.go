@@ -55,11 +55,7 @@ func (s *Store) Declared(ctx context.Context) (r DeclaredRecord, revision uint64
 // KeepDeclared acquires the lease, with revision 0, or renews it over the known revision, and
 // returns the new one. If another process holds it the error is [store.ErrConflict].
 func (s *Store) KeepDeclared(ctx context.Context, r DeclaredRecord, revision uint64) (uint64, error) {
-	data, err := encodeRecord(r)
-	if err != nil {
-		return 0, err
-	}
-	return replace(ctx, s.bus, declaredKey, data, revision, LeaseTTL)
+	return replace(ctx, s.bus, declaredKey, encodeRecord(r), revision, LeaseTTL)
 }
 
 // LeaveDeclared releases the lease, if it still has the revision.

@@ -163,10 +163,7 @@ func Acquire(ctx context.Context, c Conn, record NodeRecord, prepare func(contex
 }
 
 func (l *Lease) acquire(ctx context.Context) error {
-	data, err := encodeRecord(l.record)
-	if err != nil {
-		return err
-	}
+	data := encodeRecord(l.record)
 	var silent subjects.BootID // the boot that no heartbeat came from
 	for range conflictsMost {
 		holder, revision, err := l.stored(ctx)
@@ -292,10 +289,7 @@ func (l *Lease) Publish(ctx context.Context, r ToolsRecord) error {
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "publish tools of node %q: %w", r.Node, err)
 	}
-	p, err := publication(name, r)
-	if err != nil {
-		return err
-	}
+	p := publication(name, r)
 	l.serving.Lock()
 	defer l.serving.Unlock()
 	l.mu.Lock()
@@ -521,10 +515,7 @@ func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 	if lost != nil {
 		return false, lost
 	}
-	data, err := encodeRecord(record)
-	if err != nil {
-		return false, err
-	}
+	data := encodeRecord(record)
 	attempt, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
 	began := time.Now()

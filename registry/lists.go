@@ -61,18 +61,15 @@ type storedRecord struct {
 }
 
 // publication makes the stored form of a record.
-func publication(name string, r ToolsRecord) (p storedRecord, err error) {
+func publication(name string, r ToolsRecord) (p storedRecord) {
 	p.key = store.Key{Bucket: subjects.BucketTools, Name: name}
-	stored := storedTools{ToolsRecord: r}
-	if stored.Tools, err = encodeRecord(r.Tools); err != nil {
-		return p, err
-	}
+	stored := storedTools{ToolsRecord: r, Tools: encodeRecord(r.Tools)}
 	if r.Alike && len(stored.Tools) >= sharedFrom {
 		p.tools = stored.Tools
 		stored.Tools, stored.List = nil, listSum(sha256.Sum256(p.tools)).String()
 	}
-	p.data, err = encodeRecord(stored)
-	return p, err
+	p.data = encodeRecord(stored)
+	return p
 }
 
 // putTools writes a record, and before it the list that it names.

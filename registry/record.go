@@ -185,10 +185,7 @@ type SessionRecord struct {
 	Key string `json:"key,omitempty"`
 }
 
-func encodeRecord(v any) ([]byte, error) {
-	data, err := json.Marshal(v)
-	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "encode a record of the registry: %w", err)
-	}
-	return data, nil
+func encodeRecord(v any) []byte {
+	data, _ := json.Marshal(v) // of texts, numbers and settings, which are JSON
+	return data
 }

@@ -40,8 +40,7 @@ type Route struct {
 	Digest    string
 	Streaming bool
 	// Idempotent: every node whose revision is known says so.
-	Idempotent   bool
-	ParallelSafe bool
+	Idempotent bool
 	// Nodes can run it now. Empty: it is known, and no node serves it.
 	Nodes []Candidate
 	// Reason says why no node serves it or, if each of Nodes has a notice, names the temporary
@@ -93,7 +92,7 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 	}
 	record, t := &best.entry.record, best.tool
 	r.ID, r.Session, r.Index, r.Revision = t.ID, record.Session, record.Index, record.Revision
-	r.Digest, r.Streaming, r.Idempotent, r.ParallelSafe = t.Digest, t.Streaming, t.Idempotent && idempotent, t.ParallelSafe
+	r.Digest, r.Streaming, r.Idempotent = t.Digest, t.Streaming, t.Idempotent && idempotent
 	if len(r.Nodes) == 0 {
 		if r.Reason = reason; reason == "" {
 			r.Reason = v.absent(r.Index, r.Session, now)

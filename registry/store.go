@@ -174,10 +174,10 @@ func (s *Store) ReplaceIndex(ctx context.Context, r IndexRecord) error { return 
 
 func (s *Store) claim(ctx context.Context, r IndexRecord, over bool) error {
 	key := indexKey(r.Name, r.Session)
-	data, err := encodeRecord(r)
-	if err = cmp.Or(key.err, err); err != nil {
-		return err
+	if key.err != nil {
+		return key.err
 	}
+	data := encodeRecord(r)
 	for range claimAttempts {
 		revision, err := s.free(ctx, r, over)
 		if err != nil {
@@ -454,11 +454,10 @@ func replace(ctx context.Context, b store.Store, key store.Key, data []byte, rev
 
 // create writes a new record; its key must not exist. what and name are for errors.
 func (s *Store) create(ctx context.Context, what, name string, key recordKey, record any, ttl time.Duration) error {
-	data, err := encodeRecord(record)
-	if err = cmp.Or(key.err, err); err != nil {
-		return err
+	if key.err != nil {
+		return key.err
 	}
-	if _, err := s.bus.Create(ctx, key.Key, data, ttl); err != nil {
+	if _, err := s.bus.Create(ctx, key.Key, encodeRecord(record), ttl); err != nil {
 		return fmt.Errorf("create %s %q: %w", what, name, err)
 	}
 	return nil

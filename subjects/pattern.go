@@ -42,7 +42,7 @@ func CallEvents(session SessionID) (string, error) {
 	if session == "" {
 		return AllCallEvents, nil
 	}
-	return Event(EventCall, session)
+	return Subject{Kind: KindEvent, Verb: EventCall, Session: session}.Build()
 }
 
 // TaskLane is the filter of a consumer of tasks of one priority and level.

@@ -286,10 +286,5 @@ func Schedule(what string, session SessionID, id RPCID) (string, error) {
 	return Subject{Kind: KindSchedule, Verb: what, Session: session, RPC: id}.Build()
 }
 
-// Event is where an event of a session is published.
-func Event(kind string, session SessionID) (string, error) {
-	return Subject{Kind: KindEvent, Verb: kind, Session: session}.Build()
-}
-
 // Heartbeat is where a node says each second that it lives.
 func Heartbeat(node NodeID) (string, error) { return Subject{Kind: KindHeartbeat, Node: node}.Build() }

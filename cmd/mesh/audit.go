@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
@@ -61,23 +60,27 @@ administrator's key.`,
 					fmt.Fprintln(a.out, oneLine(auditRow(e), "  "))
 				}
 			}
-			next := uint64(1) // sequence in the stream
+			var latest store.Stored // of those shown
 			for kept := false; ; kept = true {
-				for m, err := range store.Of(l.bus).Read(ctx, store.Query{Stream: subjects.StreamAudit, Subject: subject, From: next}) {
+				there := false // the latest one, or the first one
+				for m, err := range store.Of(l.bus).Read(ctx, store.Query{Stream: subjects.StreamAudit, Subject: subject, From: latest.Seq}) {
+					there = there || err == nil && (latest.Seq == 0 || m.Time.Equal(latest.Time))
 					switch {
-					case err == nil:
+					case err == nil && there && m.Time.After(latest.Time):
 						show(m.Data)
-						next = m.Seq + 1
-					case kept && errors.Is(err, jetstream.ErrStreamNotFound):
-						next = 1 // the stream was removed and may be created again
+						latest = *m
+					case err == nil: // shown before, or to be read from the first one on
 					case kept: // the connection is interrupted: read again
-					case !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, nats.ErrNoResponders):
+					case !errors.Is(err, nats.ErrNoResponders):
 						return err
 					case follow:
 						return live(ctx, l, subject, show)
 					default:
 						return refused(toolmesh.OriginMesh, toolmesh.CodeUnavailable, "the mesh keeps no audit: start mesh up, or an agent, with --audit (MESH_AUDIT), or follow the calls that end from now on (-f)")
 					}
+				}
+				if !there {
+					latest.Seq = 0 // the stream was made anew: its sequences begin again
 				}
 				if !follow {
 					printAll(a, "calls", calls, "no call that was asked for has ended", auditColumns, auditRow)

@@ -197,8 +197,8 @@ func decodeStrictly(data []byte, into any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(into)
-	if err == nil && dec.More() {
-		err = errors.New("it has more than one object")
+	if _, end := dec.Token(); err == nil && !errors.Is(end, io.EOF) {
+		err = errors.New("text follows the object")
 	}
 	return err
 }
@@ -279,10 +279,7 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 	for _, w := range tree.Warnings {
 		p.warn(w)
 	}
-	info, err := json.Marshal(index.Info{Source: src.String(), Revision: tree.Revision, Upload: true})
-	if err != nil {
-		return false, toolmesh.Errorf(toolmesh.CodeInternal, "describe the bundle: %w", err)
-	}
+	info, _ := json.Marshal(index.Info{Source: src.String(), Revision: tree.Revision, Upload: true}) // texts
 	bundle, err := os.Create(filepath.Join(work, "bundle"))
 	if err != nil {
 		return false, toolmesh.Errorf(toolmesh.CodeInternal, "write the bundle: %w", err)

@@ -167,7 +167,7 @@ func put(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subject
 	whole := false
 	defer func() {
 		if !whole {
-			tell(b, subject, codec.PayloadDelete)
+			remove(b, subject)
 		}
 	}()
 	sum := sha256.New()
@@ -373,12 +373,12 @@ func Delete(b *bus.Bus, session subjects.SessionID, at subjects.NodeID, ref *cod
 		return
 	}
 	if subject, err := where(session, id, at); err == nil {
-		tell(b, subject, codec.PayloadDelete)
+		remove(b, subject)
 	}
 }
 
-// tell asks something without waiting for the answer.
-func tell(b *bus.Bus, subject string, verb codec.PayloadVerb) {
+// remove asks for a deletion without waiting for the answer.
+func remove(b *bus.Bus, subject string) {
 	if !b.Connected() {
 		return
 	}
@@ -386,6 +386,6 @@ func tell(b *bus.Bus, subject string, verb codec.PayloadVerb) {
 	if err != nil {
 		return
 	}
-	_ = c.Send(&nats.Msg{Subject: subject, Header: ask(verb)}) // a lost message leaves it to a timeout
+	_ = c.Send(&nats.Msg{Subject: subject, Header: ask(codec.PayloadDelete)}) // a lost message leaves it to a timeout
 	c.Close()
 }

@@ -131,11 +131,9 @@ type asked struct {
 }
 
 func (st Store) ask(stream string, req directRequest) (*asked, error) {
-	body, err := json.Marshal(req)
-	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "direct get of %s: %w", stream, err)
-	}
+	body, _ := json.Marshal(req) // of texts and numbers
 	a := &asked{stream: stream}
+	var err error
 	if a.in, a.got, err = st.Collect(max(req.Batch, 1) + 2); err != nil { // all of an answer: its messages and its end
 		return nil, err
 	}

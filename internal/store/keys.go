@@ -84,10 +84,7 @@ func entry(key Key, m *Stored) (Entry, error) {
 // latest returns the last message of a subject from a stream's leader; nil without one. Its
 // errors are JetStream's.
 func (st Store) latest(ctx context.Context, stream, subject string) (*Stored, error) {
-	body, err := json.Marshal(map[string]string{"last_by_subj": subject})
-	if err != nil {
-		return nil, fmt.Errorf("ask for %s: %w", subject, err)
-	}
+	body, _ := json.Marshal(map[string]string{"last_by_subj": subject})
 	m, err := st.Request(ctx, &nats.Msg{Subject: st.API() + "STREAM.MSG.GET." + stream, Data: body})
 	if err != nil {
 		return nil, err

@@ -147,12 +147,8 @@ func readObject(m *Stored) (o Object, ok bool) {
 // describe writes the description of an object in place of the one that was read, or a first one.
 func (st Store) describe(ctx context.Context, bucket string, o Object) (revision uint64, err error) {
 	o.info.ModTime = time.Time{} // only the broker's time of the message counts
-	data, err := json.Marshal(o.info)
-	if err != nil {
-		return 0, fmt.Errorf("describe object %s/%s: %w", bucket, o.Name, err)
-	}
 	m := nats.NewMsg(objectSubject(bucket, o.Name))
-	m.Data = data
+	m.Data, _ = json.Marshal(o.info) // of texts and numbers
 	m.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
 	return st.publish(ctx, m, "describe object "+bucket+"/"+o.Name, jetstream.WithExpectStream(subjects.ObjectStream(bucket)), jetstream.WithExpectLastSequencePerSubject(o.revision))
 }

@@ -73,10 +73,7 @@ func (p *Pulls) Ask(stream, consumer string, wait time.Duration) error {
 		Expires time.Duration `json:"expires,omitempty"`
 		NoWait  bool          `json:"no_wait,omitempty"`
 	}{1, wait, wait == 0}
-	body, err := json.Marshal(request)
-	if err != nil {
-		return fmt.Errorf("ask consumer %s: %w", consumer, err)
-	}
+	body, _ := json.Marshal(request)
 	return p.st.Conn().PublishRequest(p.st.API()+"CONSUMER.MSG.NEXT."+stream+"."+consumer, p.inbox+consumer, body)
 }
 
@@ -137,10 +134,7 @@ func (st Store) Purge(ctx context.Context, stream, subject string) error {
 
 // purge is Purge of the messages before a sequence, if that is not 0.
 func (st Store) purge(ctx context.Context, stream, subject string, before uint64) error {
-	body, err := json.Marshal(jetstream.StreamPurgeRequest{Subject: subject, Sequence: before})
-	if err != nil {
-		return fmt.Errorf("purge %s: %w", subject, err)
-	}
+	body, _ := json.Marshal(jetstream.StreamPurgeRequest{Subject: subject, Sequence: before})
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	m, err := st.Request(ctx, &nats.Msg{Subject: st.API() + "STREAM.PURGE." + stream, Data: body})

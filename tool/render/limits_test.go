@@ -135,6 +135,16 @@ func TestOmittedSchemaPartsAreNoted(t *testing.T) {
 	}
 }
 
+// A root with anyOf and oneOf shows the members of both.
+func TestRootHasTwoKindsOfAlternatives(t *testing.T) {
+	t.Parallel()
+	const schema = `{"type":"object","anyOf":[{"properties":{"a":{"type":"string"}},"required":["a"]}],"oneOf":[{"properties":{"b":{"type":"string"}}},{"properties":{"b":{"type":"integer"}}}]}`
+	const want = `{"type":"object","properties":{"a":{"type":"string"},"b":{"anyOf":[{"type":"string"},{"type":"integer"}]}},"required":["a"]}`
+	if r := rendered(t, render.Anthropic, one(schema)); !strings.Contains(string(r.JSON), `"input_schema":`+want) || len(r.Notes) != 2 {
+		t.Errorf("%s, notes %q", r.JSON, r.Notes)
+	}
+}
+
 // Just within OpenAI's limits a tool is strict, just beyond it is not.
 func TestStrictEndsAtItsLimits(t *testing.T) {
 	t.Parallel()

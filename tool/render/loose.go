@@ -54,10 +54,7 @@ func (s *schema) asObject(o, out *object) bool {
 // a member, one that all require is required.
 func (s *schema) joinAlternatives(o *object, word string) *object {
 	out := o.clone()
-	out.drop("anyOf", "oneOf")
-	if word == "oneOf" && o.has("anyOf") {
-		out.set("anyOf", o.get("anyOf"))
-	}
+	out.drop(word)
 	var branches []*object
 	for _, one := range o.list(word) {
 		flat, _ := s.flat(one.(*object))

@@ -25,6 +25,11 @@ func TestAnEnvironmentFromEachKindOfDeclaration(t *testing.T) {
 			"requirements.txt": "nothing-that-exists==1\n",
 		},
 		"setup": {"setup.py": "from setuptools import setup\nsetup(name='x', version='1', install_requires=['six==1.16.0'])\n"},
+		"poetry": {
+			"pyproject.toml": "[tool.poetry]\nname='x'\nversion='1'\ndescription=''\nauthors=[]\npackages=[{include='x.py'}]\n[tool.poetry.dependencies]\npython='^3.10'\nsix='1.16.0'\n" +
+				"[build-system]\nrequires=['poetry-core']\nbuild-backend='poetry.core.masonry.api'\n",
+			"x.py": "",
+		},
 		"tools only": {
 			"pyproject.toml":   "[tool.ruff]\nline-length = 100\n",
 			"requirements.txt": "six==1.16.0\n",

@@ -171,10 +171,7 @@ func damage(dir, record string) error {
 
 // writeJSON replaces a file atomically. Only this process writes in its folder.
 func writeJSON(path string, value any) error {
-	data, err := json.Marshal(value)
-	if err != nil {
-		return err
-	}
+	data, _ := json.Marshal(value) // of texts and numbers
 	beside, err := os.CreateTemp(filepath.Dir(path), ".new-")
 	if err != nil {
 		return err

@@ -38,9 +38,8 @@ type Tool struct {
 
 // Unavailable is a declared tool that is not served.
 type Unavailable struct {
-	Name      string `json:"name"`
-	Reason    string `json:"reason"` // for people
-	Traceback string `json:"traceback,omitempty"`
+	Name   string `json:"name"`
+	Reason string `json:"reason"` // for people
 	// Documentation is the docstring in its source; empty if it was not read.
 	Documentation string `json:"documentation,omitempty"`
 }

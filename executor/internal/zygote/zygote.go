@@ -68,7 +68,6 @@ type forkRequest struct {
 type description struct {
 	Tools       listed[Tool]        `json:"tools"`
 	Unavailable listed[Unavailable] `json:"unavailable"`
-	Python      string              `json:"python"`
 	ForkUnsafe  string              `json:"fork_unsafe"`
 }
 

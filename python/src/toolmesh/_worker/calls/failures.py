@@ -278,17 +278,13 @@ def _trace(failure: BaseException, seen: set[int], depth: int) -> str:
     return cut("\n".join(parts), 2 * _STACK)
 
 
-def unreadable(failure: BaseException, what: str) -> tuple[str, str]:
-    """Why an imported tool cannot be served: (reason, traceback)."""
-    try:
-        told = trace(failure)
-    except Exception:
-        told = type_of(failure)
-    return cut(redaction.text(f"{what}: {type_of(failure)}: {message_of(failure)}"), 2000), cut(told, _STACK)
+def unreadable(failure: BaseException, what: str) -> str:
+    """Why an imported tool cannot be served."""
+    return cut(redaction.text(f"{what}: {type_of(failure)}: {message_of(failure)}"), 2000)
 
 
-def unavailable_reason(failure: BaseException, module: str) -> tuple[str, str]:
-    """Why a module cannot be imported, for people: (reason, traceback)."""
+def unavailable_reason(failure: BaseException, module: str) -> str:
+    """Why a module cannot be imported, for people."""
     message = message_of(failure)
     variable = _missing_variable(failure)
     if variable:
@@ -307,7 +303,7 @@ def unavailable_reason(failure: BaseException, module: str) -> tuple[str, str]:
                 reason += "; the index has no such module"
             elif "." not in failure.name:
                 reason += "; the package that brings it is missing in the index's dependencies"
-    return redaction.text(reason), cut(trace(failure), _STACK)
+    return redaction.text(reason)
 
 
 def _missing_variable(failure: BaseException) -> str | None:

@@ -14,8 +14,8 @@ from ..schemas import schema
 from ..schemas.binding import Tool
 
 
-def load_module(module: str) -> tuple[str, str] | None:
-    """None, or why the module cannot be imported: (reason, traceback)."""
+def load_module(module: str) -> str | None:
+    """None, or why the module cannot be imported."""
     try:
         importlib.import_module(module)
         return None
@@ -23,7 +23,7 @@ def load_module(module: str) -> tuple[str, str] | None:
         return failures.unavailable_reason(failure, module)
 
 
-def hidden(module: str, paths: Sequence[str]) -> tuple[str, str] | None:
+def hidden(module: str, paths: Sequence[str]) -> str | None:
     """Why an imported module is not the index's own: the worker had loaded Python's module of the same name before any
     code of the index."""
     first = module.partition(".")[0]
@@ -34,12 +34,12 @@ def hidden(module: str, paths: Sequence[str]) -> tuple[str, str] | None:
             if loaded == file:
                 return None
             if os.path.isfile(file):
-                return f"the module {first} is Python's own, loaded before the index's {own}; rename that file", ""
+                return f"the module {first} is Python's own, loaded before the index's {own}; rename that file"
     return None
 
 
-def load_tool(name: str, module: str, attribute: str) -> tuple[Tool | None, str, str]:
-    """(Tool, "", "") or (None, reason, traceback)."""
+def load_tool(name: str, module: str, attribute: str) -> tuple[Tool | None, str]:
+    """(Tool, "") or (None, reason)."""
     namespace = sys.modules[module]
     try:
         found = getattr(namespace, attribute)
@@ -48,16 +48,16 @@ def load_tool(name: str, module: str, attribute: str) -> tuple[Tool | None, str,
 
         near = difflib.get_close_matches(attribute, [one for one in dir(namespace) if not one.startswith("_")], 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        return None, f"the module {module} has no {attribute}{hint}", ""
+        return None, f"the module {module} has no {attribute}{hint}"
     except BaseException as failure:  # noqa: B036 - a module's __getattr__ may do anything
-        return None, *failures.unreadable(failure, f"{name} cannot be read")
+        return None, failures.unreadable(failure, f"{name} cannot be read")
     function = _unwrap(found)
     if not callable(function):
-        return None, f"{name} is of type {type(found).__name__}, not a function", ""
+        return None, f"{name} is of type {type(found).__name__}, not a function"
     try:
-        return Tool(name, function, schema.kind_of(function), schema.signature(function)), "", ""
+        return Tool(name, function, schema.kind_of(function), schema.signature(function)), ""
     except BaseException as failure:  # noqa: B036 - one tool must not take the others along
-        return None, *failures.unreadable(failure, f"{name} cannot be described")
+        return None, failures.unreadable(failure, f"{name} cannot be described")
 
 
 def _unwrap(found: Any) -> Any:

@@ -250,10 +250,10 @@ class Zygote:
         tools: list[dict[str, JSON]] = []
         unavailable: list[dict[str, str]] = []
         excluded: dict[str, str] = self._setup.get("exclude") or {}
-        broken: dict[str, tuple[str, str] | None] = {}
+        broken: dict[str, str | None] = {}
         for name in self._setup["tools"]:
             module, _, attribute = name.rpartition(".")
-            tool, traceback = None, ""
+            tool = None
             if not module or not attribute:
                 reason = f"{name!r} is not of the form module.function"
             elif module in excluded:
@@ -262,11 +262,10 @@ class Zygote:
                 if module not in broken:
                     self._send(frames.IMPORTING, {"module": module})
                     broken[module] = loading.load_module(module) or loading.hidden(module, self._setup["paths"])
-                tool, reason, traceback = (None, *failed) if (failed := broken[module]) else loading.load_tool(
-                    name, module, attribute)
+                tool, reason = (None, failed) if (failed := broken[module]) else loading.load_tool(name, module, attribute)
             if tool is None:
                 said = static.documentation(self._setup["paths"], name)
-                unavailable.append({"name": name, "reason": reason, "traceback": traceback, "documentation": said})
+                unavailable.append({"name": name, "reason": reason, "documentation": said})
                 continue
             tool.slot = len(self._tools)
             self._tools.append(tool)
@@ -298,7 +297,6 @@ class Zygote:
         self._send(frames.DESCRIBED, {
             "tools": tools,
             "unavailable": unavailable,
-            "python": sys.version.split()[0],
             "fork_unsafe": forking.unsafe(self._socket.fileno()),
         })
         if orphans.extra(0):
