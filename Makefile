@@ -74,9 +74,11 @@ $(UV): executor/internal/venv/uv.go
 
 install = $(UV) pip install --quiet --python $(1) $(2) || $(1) -m pip install --quiet --disable-pip-version-check $(2)
 
+ALL = PATH="$(CURDIR)/.tools/uv/bin:$$PATH" MESH_TEST_BIN="$(CURDIR)/bin" .ci/tests $(GOTEST) -vet=off -p $(P) -timeout $(TIMEOUT)
+
 test-go: build $(UV)
 	@$(GO) vet ./...
-	@PATH="$(CURDIR)/.tools/uv/bin:$$PATH" MESH_TEST_BIN="$(CURDIR)/bin" .ci/tests $(GOTEST) -vet=off -p $(P) -timeout $(TIMEOUT)
+	@$(ALL)
 	@$(LEFT)
 
 # As for Go: what fails is run once more by itself, and what fails again fails for good.
@@ -171,8 +173,10 @@ deadcode: ## code that no binary, no example and no documented API calls; tests 
 	@dead=$$($(GO) run $(DEADCODE) $(addprefix ./cmd/,$(BINARIES)) ./examples/... ./internal/archtest/embedders); \
 	 if [ -n "$$dead" ]; then echo "no production code calls (remove it, or say in internal/archtest/embedders why it stays):"; echo "$$dead"; exit 1; fi
 
-race: build ## every Go test under the race detector; slow
-	@$(GOTEST) -vet=off -race -p $(P) -timeout 30m
+# The detector makes tests compute more than they wait.
+race: P = 2
+race: build $(UV) ## every Go test under the race detector; slow
+	@$(ALL) -race
 	@$(LEFT)
 
 wheels: ## the Python package into dist/: pure, and with the binary of each platform

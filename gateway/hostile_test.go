@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -101,13 +102,15 @@ func TestHostileRequests(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			status, body := r.raw(t, c.sent)
-			for _, one := range c.status {
-				if status == one {
-					return
-				}
+			var status int
+			var body string
+			meshtest.Until(t, "the request is answered", func() bool { // on a busy machine the mesh behind the gateway may be late
+				status, body = r.raw(t, c.sent)
+				return slices.Contains(c.status, status) || status < 502
+			})
+			if !slices.Contains(c.status, status) {
+				t.Errorf("status %d: %.300s", status, body)
 			}
-			t.Errorf("status %d: %.300s", status, body)
 		})
 	}
 	t.Run("others are served", func(t *testing.T) {
@@ -399,7 +402,11 @@ func TestLargeItemsOfStreamsAreBounded(t *testing.T) {
 			h := as(r.token)
 			h["Accept"] = accept
 			a := r.do(t, "POST", "/v1/tools/lab.blobs", string(body), h)
-			again := r.do(t, "GET", "/v1/calls/"+a.header.Get("Mesh-Rpc-Id")+"/stream", "", h)
+			var again answer
+			meshtest.Until(t, "a node answers for the stored items", func() bool { // on a busy machine not the first time
+				again = r.do(t, "GET", "/v1/calls/"+a.header.Get("Mesh-Rpc-Id")+"/stream", "", h)
+				return again.status != 503
+			})
 			for _, a := range []answer{a, again} {
 				text := strings.ReplaceAll(a.body, strings.Repeat("x", 100), "")
 				if n := strings.Count(a.body, item); n != c.items || !strings.Contains(text, c.problem) || (a.status == 200) != (c.items > 0) || strings.Contains(text, "complete") != (c.problem == "") {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nkeys"
 
@@ -70,14 +71,21 @@ func TestGatewayOfUpRefusesTokens(t *testing.T) {
 			t.Fatal(err)
 		}
 		strangers.Go(func() {
-			if got := status(string(seed)); got != http.StatusUnauthorized {
+			got := status(string(seed))
+			for end := time.Now().Add(time.Minute); got == http.StatusServiceUnavailable && time.Now().Before(end); { // a busy machine has not asked the mesh in time
+				got = status(string(seed))
+			}
+			if got != http.StatusUnauthorized {
 				t.Errorf("a token of another mesh: status %d", got)
 			}
 		})
 	}
 	strangers.Wait()
-	if strings.Contains(log.text(), "level=WARN") || strings.Contains(log.text(), "level=ERROR") {
-		t.Errorf("the log has lines of tokens that strangers make up:\n%s", log.text())
+	for line := range strings.Lines(log.text()) {
+		slow := strings.Contains(line, "Readloop processing time") // the broker's, of a busy machine
+		if !slow && (strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR")) {
+			t.Errorf("the log has a line of tokens that strangers make up: %s", line)
+		}
 	}
 
 	type made struct{ ID, Token string }

@@ -114,7 +114,7 @@ func TestConformance(t *testing.T) {
 	t.Parallel()
 	python := environment(t)
 	url := mesh(t)
-	hosts := map[string]string{"index": "conf.conf", "go host": goHost(t, url), "python host": pythonHost(t, url, python)}
+	hosts := map[string]string{"index": "", "go host": goHost(t, url), "python host": pythonHost(t, url, python)}
 	clients := map[string]func(t *testing.T, all []conformanceCase) map[string][]any{
 		"go": func(t *testing.T, all []conformanceCase) map[string][]any { return byGo(t, url, all) },
 	}
@@ -131,6 +131,9 @@ func TestConformance(t *testing.T) {
 			}
 			t.Run(strings.ReplaceAll(name+" by "+by, " ", "-"), func(t *testing.T) {
 				t.Parallel()
+				if name == "index" {
+					prefix = ownIndex(t, url, "conf"+by)
+				}
 				all := cases(t)
 				tmp := t.TempDir()
 				// Tools of an index have users of their own.
@@ -305,22 +308,31 @@ func binary(t *testing.T) string {
 	return path
 }
 
-// mesh starts one with the index, and returns its URL.
+// mesh starts one, and returns its URL.
 func mesh(t *testing.T) string {
 	t.Helper()
 	home := t.TempDir()
-	bin := binary(t)
-	cmd := exec.Command(bin, "up", "--open", "--nats-listen=127.0.0.1:0", "--data-dir", filepath.Join(home, "mesh"))
+	cmd := exec.Command(binary(t), "up", "--open", "--nats-listen=127.0.0.1:0", "--data-dir", filepath.Join(home, "mesh"))
 	cmd.Env = homeOf(home)
-	url := started(t, cmd, regexp.MustCompile(`nats=(\S+)`))
-	run(t, home, bin, "install", "file://"+repository(t, filepath.Join("testdata", "conf")), "-s", url)
-	return url
+	return started(t, cmd, regexp.MustCompile(`nats=(\S+)`))
 }
 
-// repository is a copy of a folder as a git repository, which any agent may read.
-func repository(t *testing.T, folder string) string {
+// ownIndex installs testdata/conf under a name, and returns what its tools' ids begin with. Each client has an index, and
+// so workers, of its own: a call that waits behind those of other clients may be refused as busy.
+func ownIndex(t *testing.T, url, name string) string {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), filepath.Base(folder))
+	bin, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, t.TempDir(), bin, "install", "file://"+repository(t, filepath.Join("testdata", "conf"), name), "-s", url)
+	return name + ".conf"
+}
+
+// repository is a copy of a folder as a git repository of this name, which any agent may read.
+func repository(t *testing.T, folder, name string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), name)
 	if err := os.CopyFS(dir, os.DirFS(folder)); err != nil {
 		t.Fatal(err)
 	}

@@ -108,7 +108,7 @@ func TestAFloodOfNestedCallsGivesWay(t *testing.T) {
 // empty while a session waits.
 func TestPartsAreFair(t *testing.T) {
 	t.Parallel()
-	const slots, rounds = 40, 4000
+	const slots, rounds = 40, 1000
 	clock := newClock()
 	c := newCrowd(t, clock, slots, 0)
 	random := rand.New(rand.NewPCG(1, 2))

@@ -29,7 +29,7 @@ func TestArgumentsOfBatchesAreBounded(t *testing.T) {
 	}
 	defer enc.Close() //nolint:errcheck // in memory
 	m := single(t, 1, router.Options{})
-	long := strings.Repeat("x", 7<<20)
+	body := enc.EncodeAll([]byte(`{"type":"rpc_batch_call","requests":[{"tool_id":"stage.safe","kwargs":{"name":"held","wait":"door","path":"`+strings.Repeat("x", 7<<20)+`"}}]}`), nil)
 	answers := make(chan *nats.Msg, 200)
 	inbox := nats.NewInbox()
 	if _, err := m.nc.ChanSubscribe(inbox+".*", answers); err != nil {
@@ -39,8 +39,8 @@ func TestArgumentsOfBatchesAreBounded(t *testing.T) {
 	send := func(id string) {
 		t.Helper()
 		sent++
-		body := enc.EncodeAll([]byte(`{"type":"rpc_batch_call","batch_id":"`+id+`","requests":[{"tool_id":"stage.safe","kwargs":{"name":"held","wait":"door","path":"`+long+`"}}]}`), nil)
-		if err := m.nc.PublishMsg(&nats.Msg{Subject: "mesh.batch.default", Reply: fmt.Sprint(inbox, ".", sent), Header: nats.Header{"Content-Encoding": {"zstd"}, "Mesh-Timeout-Ms": {"600000"}}, Data: body}); err != nil {
+		header := nats.Header{"Mesh-Rpc-Id": {id}, "Content-Encoding": {"zstd"}, "Mesh-Timeout-Ms": {"600000"}}
+		if err := m.nc.PublishMsg(&nats.Msg{Subject: "mesh.batch.default", Reply: fmt.Sprint(inbox, ".", sent), Header: header, Data: body}); err != nil {
 			t.Fatal(err)
 		}
 	}

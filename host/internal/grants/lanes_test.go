@@ -452,30 +452,33 @@ func TestMessagesOfALane(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	flush := func() (subjects []string) {
+	// sent returns the subjects of the messages since its last call, but for those that nodes send anyway: heartbeats,
+	// events, and what keeps leases and streams.
+	sent := func() (subjects []string) {
 		t.Helper()
 		if err := m.nc.Flush(); err != nil {
 			t.Fatal(err)
 		}
+		stored := map[string]bool{"": true} // where the store answers them
 		for {
 			msg, err := all.NextMsg(200 * time.Millisecond)
 			if err != nil {
 				return subjects
 			}
+			body, ofStore := string(msg.Data), false
+			for _, prefix := range []string{"$KV.", "$JS.", "mesh.reg."} {
+				ofStore = ofStore || strings.HasPrefix(msg.Subject, prefix)
+			}
 			switch {
-			case strings.HasPrefix(msg.Subject, "mesh.hb."), strings.HasPrefix(msg.Subject, "mesh.evt."), strings.Contains(msg.Subject, "MESH_NODES"), strings.HasPrefix(msg.Subject, "_INBOX") && strings.Contains(string(msg.Data), `"stream":`),
-				strings.HasPrefix(msg.Subject, "$SYS"), strings.HasPrefix(msg.Subject, "$JS.EVENT"), strings.Contains(string(msg.Data), `"renew`):
+			case ofStore && !strings.Contains(msg.Subject+body, "MESH_LANES"):
+				stored[msg.Reply] = true
+			case stored[msg.Subject], strings.HasPrefix(msg.Subject, "mesh.hb."), strings.HasPrefix(msg.Subject, "mesh.evt."), strings.HasPrefix(msg.Subject, "$SYS"),
+				strings.Contains(body, `"renew`):
 			default:
 				subjects = append(subjects, msg.Subject)
 			}
 		}
 	}
-	flush()
-	on("node-1", in{Name: "asks"})
-	if err := m.nc.Flush(); err != nil {
-		t.Fatal(err)
-	}
-	got := flush() // the call and its answer, the question and its answer, the turn's return
 	count := func(all []string, prefix string) (n int) {
 		for _, s := range all {
 			if strings.HasPrefix(s, prefix) {
@@ -484,22 +487,37 @@ func TestMessagesOfALane(t *testing.T) {
 		}
 		return n
 	}
-	if len(got) != 5 || count(got, "mesh.node.node-0.lane.default") != 2 {
-		t.Errorf("one call of a lane: %v", got)
+	const owner = "mesh.node.node-0.lane.default"
+	var got []string
+	// A question without an answer within a second is repeated: a busy machine gets more than one try.
+	few := func(what string, enough func() bool, try func()) {
+		t.Helper()
+		for range 5 {
+			sent()
+			if try(); enough() {
+				return
+			}
+		}
+		t.Errorf("%s: %v", what, got)
 	}
-	var calls sync.WaitGroup
-	calls.Go(func() { on("node-0", in{Name: "holds", Wait: "holds"}) })
-	m.began(t, "holds")
-	calls.Go(func() { on("node-1", in{Name: "waits"}) })
-	m.untilWaiting(t, 1)
-	for count(flush(), "mesh.node.node-0.lane") > 0 { // it is not said again for a second
-	}
-	m.release("holds", 1)
-	calls.Wait()
-	got = flush() // two answers, the turn, its return
-	if len(got) > 6 || count(got, "mesh.node.node-0.lane.default") > 2 || count(got, "$KV")+count(got, "$JS") > 0 {
-		t.Errorf("a turn is handed over: %v", got)
-	}
+	// The call and its answer, the question and its answer, the turn's return.
+	few("one call of a lane", func() bool { return len(got) == 5 && count(got, owner) == 2 }, func() {
+		on("node-1", in{Name: "asks"})
+		got = sent()
+	})
+	// Two answers, the turn, its return.
+	few("a turn is handed over", func() bool { return len(got) <= 6 && count(got, owner) <= 2 && count(got, "$") == 0 }, func() {
+		var calls sync.WaitGroup
+		calls.Go(func() { on("node-0", in{Name: "holds", Wait: "holds"}) })
+		m.began(t, "holds")
+		calls.Go(func() { on("node-1", in{Name: "waits"}) })
+		m.untilWaiting(t, 1)
+		for count(sent(), "mesh.node.node-0.lane") > 0 { // it is not said again for a second
+		}
+		m.release("holds", 1)
+		calls.Wait()
+		got = sent()
+	})
 }
 
 // through opens a mesh with a proxy between each node and the broker.
