@@ -151,11 +151,10 @@ func runsWith(t testing.TB, nc *nats.Conn, options task.Options, changes ...func
 	}
 	view := testmesh.View(t, b, nil)
 	t.Cleanup(view.Close)
-	sessions, err := registry.NewSessions("")
-	if err != nil {
-		t.Fatal(err)
+	if options.Sessions == nil {
+		options.Sessions = &registry.Sessions{}
 	}
-	sessions.Use(view)
+	options.Sessions.Use(view)
 	store := testmesh.Store(t, b)
 	responder, err := registry.NewResponder(b, view, store)
 	if err != nil {
@@ -167,7 +166,6 @@ func runsWith(t testing.TB, nc *nats.Conn, options task.Options, changes ...func
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	options.Sessions = sessions
 	if options.Logger == nil {
 		options.Logger = meshtest.CaptureLogs(t).Logger
 	}

@@ -15,8 +15,10 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/store"
+	"github.com/toolmesh/toolmesh/internal/task"
 	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -396,6 +398,21 @@ func TestTaskOfTheFarFutureWaits(t *testing.T) {
 	}
 	if n := d.count("far"); n != 0 {
 		t.Errorf("it ran %d times", n)
+	}
+}
+
+// A session that does not exist has no tasks, and its caller knows that none was made.
+func TestTaskOfASessionThatDoesNotExist(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	strict, err := registry.NewSessions("strict")
+	if err != nil {
+		t.Fatal(err)
+	}
+	runsWith(t, broker.Connect(t), task.Options{Sessions: strict})
+	_, err = calls(t, broker.Connect(t), "none").Submit(t.Context(), "jobs.echo", job{"a"}, nil)
+	if e := toolmesh.AsError(err); err == nil || e.Code != toolmesh.CodeSessionNotFound || e.Started != toolmesh.StartedNo {
+		t.Errorf("submitted: %+v", e)
 	}
 }
 

@@ -183,10 +183,10 @@ func (s *Service) epoch(ctx context.Context, session subjects.SessionID) (string
 	}
 	// The view may not have heard yet of one that was just created.
 	now, bad := s.store.Epoch(ctx, session)
-	if now != "" || bad != nil {
-		return now, bad
+	if now != "" || bad == nil && err == nil {
+		return now, nil
 	}
-	return "", err
+	return "", toolmesh.AsError(cmp.Or(bad, err)).WithStarted(toolmesh.StartedNo)
 }
 
 // over reports whether a task is of a session that has ended.

@@ -335,6 +335,8 @@ func (t *Table[T]) repeated(hash uint64, r Request) (Verdict, *Running[T], Recor
 			WithOrigin(toolmesh.OriginAgent)
 	case k == nil:
 		return Run, nil, Record{}, nil
+	case k.running == nil && k.earlier(r) && r.First.IsZero():
+		return Run, nil, Record{}, nil
 	case !k.is(r):
 		return Refuse, nil, Record{}, k.collision(r)
 	case k.running != nil && !t.joined.Take(k.running.Account, 1):
@@ -371,12 +373,18 @@ func (k *entry[T]) is(r Request) bool {
 	return true
 }
 
+// earlier reports whether a request is of a later session of the name than the entry's call.
+func (k *entry[T]) earlier(r Request) bool {
+	return !r.Unsettled && r.Epoch != "" && k.request.Epoch != "" && k.request.Epoch != r.Epoch
+}
+
 // collision is the error of a request under the name of another call. If only the bodies
-// differ it may be the same call in another form, which has begun.
+// differ it may be the same call in another form, which has begun. If it is sent again it may have
+// been sent to the session that had the name before.
 func (k *entry[T]) collision(r Request) *toolmesh.Error {
 	e := toolmesh.Errorf(toolmesh.CodeInvalidRequest,
 		"rpc_id %q already names another call of its session (tool, kind and body must agree): use a new one", r.Key.RPC).WithOrigin(toolmesh.OriginAgent)
-	if k.request.Digest != r.Digest && k.request.Tool == r.Tool && k.request.Stream == r.Stream {
+	if k.request.Tool == r.Tool && k.request.Stream == r.Stream && (k.request.Digest != r.Digest || !r.First.IsZero()) {
 		return e
 	}
 	return e.WithStarted(toolmesh.StartedNo)
@@ -488,7 +496,7 @@ func (t *Table[T]) Finish(c *Running[T], record Record) {
 		case c.ordered:
 			t.keep(k, Record{Err: cancelled("began")})
 		default:
-			delete(t.names, k.hash)
+			t.forget(k)
 		}
 	}
 	for range c.joined {
@@ -541,7 +549,14 @@ func memoryOf(value any) int {
 // drop forgets a record, and not its name: the call may not run again. t.mu is held.
 func (t *Table[T]) drop(k *entry[T]) {
 	t.past.add(k.hash, k.ended)
-	delete(t.names, k.hash)
+	t.forget(k)
+}
+
+// forget forgets an entry, unless a call of a later session has its name; t.mu is held.
+func (t *Table[T]) forget(k *entry[T]) {
+	if t.names[k.hash] == k {
+		delete(t.names, k.hash)
+	}
 }
 
 // oldest removes the oldest of the kept records, of which there is one; t.mu is held.
@@ -621,7 +636,7 @@ func (t *Table[T]) Sweep() {
 	for len(t.kept) > 0 && !t.kept[0].ended.After(t.horizon) {
 		k := t.oldest()
 		t.past.forgotten(k.ended)
-		delete(t.names, k.hash)
+		t.forget(k)
 	}
 	if len(t.kept) == 0 {
 		t.kept = nil

@@ -116,6 +116,12 @@ func TestDifferentCallUnderOneIDIsRefused(t *testing.T) {
 	}
 	for range 2 { // while it runs, and afterwards
 		for name, r := range other {
+			if again := r; name == "epoch" {
+				again.First = time.Unix(1<<40, 0)
+				if _, err := expect(t, tab, again, admit.Refuse); err.Started != toolmesh.StartedUnknown {
+					t.Errorf("sent again in the next session: %v, started %v", err, err.Started)
+				}
+			}
 			started := toolmesh.StartedNo
 			if name == "body" {
 				started = toolmesh.StartedUnknown // it may be the same call in another form
@@ -128,6 +134,29 @@ func TestDifferentCallUnderOneIDIsRefused(t *testing.T) {
 			}
 		}
 		tab.Finish(call, result("1"))
+		delete(other, "epoch") // it is another call then
+	}
+}
+
+// The session that has a name next has calls of its own under the ids of the one before.
+func TestCallsOfTheNextSession(t *testing.T) {
+	t.Parallel()
+	clock := newClock()
+	tab := admit.NewTable[string](10, clock.Now)
+	of := func(epoch string) admit.Request {
+		r := request("a")
+		r.Epoch = epoch
+		return r
+	}
+	tab.Finish(begin(t, tab, of("1")), result("1"))
+	clock.advance(time.Minute)
+	tab.Finish(begin(t, tab, of("2")), result("2"))
+	clock.advance(90 * time.Second)
+	for range 60 {
+		tab.Sweep() // forgets the first one alone
+	}
+	if _, _, record, _ := tab.Begin(of("2"), ""); string(record.Result) != "2" {
+		t.Errorf("the second call is answered with %s", record.Result)
 	}
 }
 
@@ -147,7 +176,6 @@ func TestEpochThatIsLearnedLater(t *testing.T) {
 	expect(t, tab, of("2"), admit.Refuse)
 	tab.Finish(call, result("1"))
 	expect(t, tab, of("1"), admit.Repeat)
-	expect(t, tab, of("2"), admit.Refuse)
 
 	stream := request("s")
 	stream.Stream = true

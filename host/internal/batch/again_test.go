@@ -168,3 +168,31 @@ func TestBatchThatAnotherCallerHasJoined(t *testing.T) {
 		})
 	}
 }
+
+// A session that is created under the name of one that has ended gets no answers of that one.
+func TestBatchesOfTheNextSession(t *testing.T) {
+	t.Parallel()
+	m := single(t, 1, router.Options{})
+	r := m.routers[0]
+	for n := 1; n <= 2; n++ {
+		s, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: "again"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		meshtest.Until(t, "the node knows the session", func() bool {
+			all, err := r.Sessions(t.Context())
+			return err == nil && len(all) == 1
+		})
+		answer := m.requestTo(t, "mesh.batch.again", nil, `{"type":"rpc_batch_call","batch_id":"b","requests":[{"tool_id":"stage.safe","kwargs":{"name":"of a session"}}]}`)[0]
+		if m.stage.ran("of a session") != n || answer.Header.Get("Mesh-Error-Code") != "" {
+			t.Errorf("session %d: %v %s", n, answer.Header, answer.Data)
+		}
+		if err := r.EndSession(t.Context(), s.ID()); err != nil {
+			t.Fatal(err)
+		}
+		meshtest.Until(t, "the session has ended", func() bool {
+			all, err := r.Sessions(t.Context())
+			return err == nil && len(all) == 0
+		})
+	}
+}

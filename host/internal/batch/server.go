@@ -233,7 +233,9 @@ func (s *Server) place(session subjects.SessionID, m *nats.Msg) (leave func(), b
 // request returns the entry of a batch for admission.
 func (s *Server) request(subject subjects.Subject, to *reader) admit.Request {
 	b := to.b
+	session, _ := s.View.Session(subject.Session) // the next one of its name has batches of its own
 	r := admit.Request{
+		Epoch:  session.Epoch,
 		Key:    admit.Key{Session: subject.Session, RPC: subjects.WireName(b.Request.RPCID)},
 		Digest: admit.DigestOf(b.Body()), Depth: b.Depth, Account: s.Account(b.Session),
 	}
