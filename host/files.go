@@ -31,6 +31,7 @@ type nestedFiles struct {
 type nestedFile struct {
 	*store.Upload
 	size int64
+	give func() // returns its room in the store, once it is stored or given up
 }
 
 // File takes a file of the call's tool in pieces: "put", with {"size"}, returns an id,
@@ -65,6 +66,7 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 	if err != nil {
 		return nil, err
 	}
+	f.give()
 	n.files.mu.Lock()
 	delete(n.files.uploads, id)
 	n.files.mu.Unlock()
@@ -93,11 +95,13 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 		return nil, err
 	}
 	account := h.sessions.Account(n.call.Session)
-	if err := h.payloads.Room(ctx, account, about.Size); err != nil {
+	give, err := h.payloads.Room(ctx, account, about.Size)
+	if err != nil {
 		return nil, err
 	}
 	u, err := store.Of(h.bus).NewUpload(name, account, true)
 	if err != nil {
+		give()
 		return nil, err
 	}
 	n.files.mu.Lock()
@@ -107,7 +111,7 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 	}
 	n.files.last++
 	id := strconv.Itoa(n.files.last)
-	n.files.uploads[id] = &nestedFile{u, about.Size}
+	n.files.uploads[id] = &nestedFile{u, about.Size, give}
 	return []byte(id), nil
 }
 
@@ -151,6 +155,7 @@ func (n *NestedCalls) Close() {
 	n.files.uploads = nil
 	n.files.mu.Unlock()
 	for _, f := range left {
+		f.give()
 		n.call.host.background.Go(func() { _ = f.Drop(n.call.host.base) }) // else it expires
 	}
 }

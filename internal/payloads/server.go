@@ -68,9 +68,10 @@ type Server struct {
 	places *fair.Room[subjects.SessionID] // uploads
 	held   held
 
-	mu      sync.Mutex
-	uploads map[string]*upload // by the value's name
-	closed  bool
+	mu       sync.Mutex
+	uploads  map[string]*upload           // by the value's name
+	promised map[subjects.SessionID]int64 // by account: see Room
+	closed   bool
 }
 
 // upload is a value that a caller is sending.
@@ -88,7 +89,7 @@ type upload struct {
 func NewServer(o ServerOptions) *Server {
 	return &Server{
 		ServerOptions: o, reads: fair.NewQueue[subjects.SessionID](maxReads, maxWaiting, o.Go),
-		places: fair.NewRoom[subjects.SessionID](maxUploads), uploads: make(map[string]*upload),
+		places: fair.NewRoom[subjects.SessionID](maxUploads), uploads: make(map[string]*upload), promised: make(map[subjects.SessionID]int64),
 		held: held{room: fair.NewRoom[subjects.SessionID](heldBytes), of: make(map[string]*heldValue)},
 	}
 }
@@ -216,20 +217,36 @@ func (s *Server) begin(session subjects.SessionID, name string, h codec.Header, 
 	return nil
 }
 
-// Room says why an account may not store so many bytes more; nil if it may. It asks the store.
-func (s *Server) Room(ctx context.Context, account subjects.SessionID, size int64) error {
+// Room promises an account so many bytes of the store, until give is called: once they are stored, or are not to be.
+// The error says why it may not store as many. It asks the store.
+func (s *Server) Room(ctx context.Context, account subjects.SessionID, size int64) (give func(), err error) {
 	use, err := s.Bus.PayloadsUse(ctx, account)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.share(use, account, size)
+	if err := s.share(use, account, size); err != nil {
+		return nil, err
+	}
+	s.promised[account] += size
+	return sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.promised[account] -= size; s.promised[account] == 0 {
+			delete(s.promised, account)
+		}
+	}), nil
 }
 
 // share refuses an upload after which its account had more of the store than is left free,
-// announced uploads included. s.mu is held.
+// announced uploads and promises included. s.mu is held.
 func (s *Server) share(use store.PayloadsUse, account subjects.SessionID, size int64) error {
+	for of, bytes := range s.promised {
+		if use.Used += bytes; of == account {
+			use.Mine += bytes
+		}
+	}
 	for _, u := range s.uploads {
 		have, _, _ := u.Size()
 		use.Used += u.size - have
