@@ -247,6 +247,20 @@ def linked(work: Callable[[Connection, Server], Awaitable[None]], server: Server
     served(main, server)
 
 
+def test_a_connection_that_is_closed_while_it_opens_leaves_nothing():
+    """However far it has come; served waits for the end of all tasks."""
+    async def work(server: Server) -> None:
+        for turns in range(60):
+            link = Connection(lambda: Found([server.url]), "", "s")
+            opening = asyncio.ensure_future(link.ready())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await link.close()
+            await asyncio.gather(opening, return_exceptions=True)
+
+    served(work, Server())
+
+
 def test_calls_wait_for_the_inbox_that_a_key_allows(monkeypatch):
     monkeypatch.setattr(Broker, "_setup_nkeys_connect", lambda _: None)  # the library for signing is not installed
     asked, answer, server = asyncio.Event(), asyncio.Event(), Server()

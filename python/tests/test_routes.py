@@ -98,6 +98,7 @@ def test_a_refused_publish_fails_the_call_that_it_is_about():
     async def refuse():
         connection = object.__new__(Connection)
         connection.pending, connection.numbers, connection.inbox = {}, itertools.count(), "i."
+        connection._nc = None
         runs, refused, later = (Pending(connection, "tools.s.T") for _ in range(3))
         runs.sign += 1  # its node has said so
 

@@ -144,6 +144,8 @@ class Connection:
         try:
             try:
                 await asyncio.wait_for(self._link(nc, found), _CONNECTING)
+                if self.closed:  # before Python 3.12 wait_for loses a cancel that arrives together with the result
+                    raise refused("unavailable", "the mesh was closed")
             except errors.MeshError:
                 raise
             except Exception as failure:

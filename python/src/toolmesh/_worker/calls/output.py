@@ -106,12 +106,8 @@ class Outlet:
         """Holds a frame back, or writes it with all held ones. False if it did neither."""
         with self.lock:
             if not self.held:
-                if not self._flushing:
-                    try:
-                        start_new_thread(self._flush_held, ())
-                    except RuntimeError:
-                        return False  # the tool has reached its limit of threads
-                    self._flushing = True
+                if not self._flushes():
+                    return False
                 self._since = now
             self.held.append(data)
             self._size += len(data)
@@ -119,6 +115,16 @@ class Outlet:
                 data = self.released()
                 if self.fd >= 0:
                     write_all(self.fd, data)
+        return True
+
+    def _flushes(self) -> bool:
+        """Whether a thread writes what is held back."""
+        if not self._flushing:
+            try:
+                start_new_thread(self._flush_held, ())
+            except RuntimeError:
+                return False  # the tool has reached its limit of threads
+            self._flushing = True
         return True
 
     def _flush_held(self) -> None:
@@ -145,22 +151,24 @@ class Outlet:
             self.send(b"")
 
     def part(self) -> None:
-        """Writes held frames before the process may end, on any thread."""
+        """Writes held frames before the process may end, on any thread. It does not wait long: a signal handler may
+        have interrupted the thread with the lock."""
         if self.held and os.getpid() == self._process:
             with self._shielded():
-                self._say(b"")
+                self._say(b"", _PARTING)
 
-    def _say(self, data: bytes) -> None:
-        """Writes a frame of output, or holds it back for the next write. It does not wait long: a signal handler or a
-        finalizer may have interrupted the thread with the lock."""
-        if self.lock.acquire(True, _PARTING):
+    def _say(self, data: bytes, wait: float = 0) -> None:
+        """Writes a frame of output, or holds it back while another write is in progress: a signal handler or a
+        finalizer may have interrupted that on this very thread."""
+        if self.lock.acquire(wait > 0, wait or -1):
             try:
                 if self.fd >= 0:
                     write_all(self.fd, self.released() + data)
             finally:
                 self.lock.release()
-        else:
+        elif data:
             self.held.append(data)
+            self._flushes()
 
     def _shielded(self) -> AbstractContextManager[None, None]:
         """The context of a write: only the main thread is ever interrupted."""
