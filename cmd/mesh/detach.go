@@ -38,11 +38,24 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 	args := []string{"up", "--data-dir=" + dir}
 	flags.Visit(func(f *pflag.Flag) {
 		switch f.Name {
-		case "detach", "data-dir", "json":
+		case "detach", "data-dir", "json", "gateway-tls", "environments":
 		default:
 			args = append(args, "--"+f.Name+"="+f.Value.String())
 		}
 	})
+	// The process works in its data folder, and files are named from this one.
+	for name, set := range map[string]string{"gateway-tls": a.set.GatewayTLS, "environments": a.set.Environments} {
+		if set == "" {
+			continue
+		}
+		files := strings.Split(set, ",")
+		for i, file := range files {
+			if files[i], err = filepath.Abs(file); err != nil {
+				return usage(nil, "--%s %s: %s", name, set, err.Error())
+			}
+		}
+		args = append(args, "--"+name+"="+strings.Join(files, ","))
+	}
 	log := filepath.Join(dir, logFile)
 	started := a.running("starting: building what is installed", "")
 	ready, err := a.background(ctx, dir, log, args)

@@ -81,7 +81,7 @@ func (g git) output(ctx context.Context, dir string, login *loginHeader, args ..
 	if out.left < 0 {
 		return nil, failed(reasonTooLarge, "git answered more than %d MB", maxRefs>>20)
 	}
-	return out.Bytes(), err
+	return out.buf.Bytes(), err
 }
 
 // run runs git in dir, "" for no repository, with its standard output to out. The error of a
@@ -615,9 +615,9 @@ func (h *loginHeader) redact(text string) string {
 	return text
 }
 
-// limitedBuffer refuses to grow without end.
+// limitedBuffer refuses to grow without end. It does not embed the buffer, whose ReadFrom would read past the limit.
 type limitedBuffer struct {
-	bytes.Buffer
+	buf  bytes.Buffer
 	left int // below zero: it has refused
 }
 
@@ -625,7 +625,7 @@ func (b *limitedBuffer) Write(p []byte) (int, error) {
 	if b.left -= len(p); b.left < 0 {
 		return 0, io.ErrShortWrite
 	}
-	return b.Buffer.Write(p)
+	return b.buf.Write(p)
 }
 
 // tail keeps the last bytes that are written.

@@ -12,8 +12,11 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router/standby"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -584,6 +587,47 @@ func TestNodesThatComeAndGo(t *testing.T) {
 		}
 		meshtest.Until(t, "nobody serves it", func() bool { return len(r.routers[0].Seen().Unserved()) == 1 })
 		r.standsBy(1)
+	}
+}
+
+// A node of the registry that refuses a call, or does not listen, has not run it: the call waits on, and runs once.
+func TestCallsThatANodeRefuses(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, single(t), 1, &standby.Options{})
+	waits := r.request("weather.today", `{}`, nil)
+	r.awaits(1)
+	nc := r.top.Serve(t)
+	refused := make(chan struct{}, 100)
+	sub, err := nc.Subscribe("mesh.node.full.tools.default.weather.today", func(m *nats.Msg) {
+		header, body := codec.ErrorReply(toolmesh.Errorf(toolmesh.CodeBusy, "no room").WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo))
+		_ = nc.PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header(header), Data: body})
+		refused <- struct{}{}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	full, err := registry.Acquire(t.Context(), testmesh.Bus(t, nc, nil), registry.NodeRecord{
+		Node: "full", Boot: "b1", State: registry.StateServing, Slots: 1, Labels: map[string]string{"pool": pool}, Proto: [2]int{1, 1},
+	}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Release(context.WithoutCancel(t.Context())) //nolint:errcheck // its lease ends by itself
+	if err := full.Publish(t.Context(), registry.ToolsRecord{Index: "weather", Revision: "r1", Tools: []registry.ToolRoute{{ID: "weather.today"}}}); err != nil {
+		t.Fatal(err)
+	}
+	<-refused
+	<-refused
+	if err := sub.Unsubscribe(); err != nil { // now NATS says that it does not listen
+		t.Fatal(err)
+	}
+	r.awaits(1)
+	r.node("n1", 2)
+	if m := <-waits; string(m.Data) != "1" || m.Header.Get("Mesh-Node-Wait-Ms") == "" {
+		t.Errorf("%v %s", m.Header, m.Data)
+	}
+	if n := r.ran.Load(); n != 1 {
+		t.Errorf("%d ran, want 1", n)
 	}
 }
 
