@@ -172,7 +172,7 @@ func TestShellQuote(t *testing.T) {
 	t.Parallel()
 	for word, want := range map[string]string{
 		"call": "call", "city=Oslo": "city=Oslo", "text=a b": "text='a b'", "a b": "'a b'", "": "''",
-		`x:=["1"]`: `x:='["1"]'`, "t=it's": `t='it'\''s'`,
+		`x:=["1"]`: `x:='["1"]'`, "t=it's": `t='it'\''s'`, "$HOME": "'$HOME'",
 	} {
 		if got := shellQuote(word); got != want {
 			t.Errorf("shellQuote(%q) = %s, want %s", word, got, want)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -87,14 +88,14 @@ func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
 
 func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 	if f.lines && len(args) == 0 {
-		return a.callLines(ctx, "", f.timeout)
+		return a.callLines(ctx, "", f)
 	}
 	id := subjects.ToolID(args[0])
 	if err := id.Validate(); err != nil {
 		return usage(nil, "%q is not a tool id: %s", id, err.Error())
 	}
 	if f.lines {
-		return a.callLines(ctx, id, f.timeout)
+		return a.callLines(ctx, id, f)
 	}
 	g, err := parseArguments(args[1:], a.stdin(ctx))
 	if err != nil {
@@ -183,9 +184,18 @@ func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc su
 	}
 	done := a.running(string(rpc)+" runs", "; Ctrl-C cancels it")
 	begun := time.Now()
-	result, err := l.client.Call(ctx, id, body, options...)
-	if err == nil && out != "" {
-		err = l.save(ctx, result, out)
+	var result *client.Result
+	call := func(to io.Writer) (err error) {
+		if result, err = l.client.Call(ctx, id, body, options...); err == nil && out != "" {
+			err = l.save(ctx, result, to)
+		}
+		return err
+	}
+	var err error
+	if out == "" {
+		err = call(nil)
+	} else { // no tool runs for a file that cannot be written
+		err = replace(out, call)
 	}
 	done()
 	if toolmesh.CodeOf(err) == toolmesh.CodeDeadlineExceeded && !a.json {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -38,11 +39,20 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 	args := []string{"up", "--data-dir=" + dir}
 	flags.Visit(func(f *pflag.Flag) {
 		switch f.Name {
-		case "detach", "data-dir", "json":
+		case "detach", "data-dir", "json", "gateway-tls":
 		default:
 			args = append(args, "--"+f.Name+"="+f.Value.String())
 		}
 	})
+	if a.set.GatewayTLS != "" { // files of this folder: the mesh runs in its own
+		cert, key, _ := strings.Cut(a.set.GatewayTLS, ",")
+		cert, errCert := filepath.Abs(cert)
+		key, errKey := filepath.Abs(key)
+		if err := errors.Join(errCert, errKey); err != nil {
+			return usage(nil, "--gateway-tls %s: %s", a.set.GatewayTLS, err.Error())
+		}
+		args = append(args, "--gateway-tls="+cert+","+key)
+	}
 	log := filepath.Join(dir, logFile)
 	started := a.running("starting: building what is installed", "")
 	ready, err := a.background(ctx, dir, log, args)
@@ -67,7 +77,7 @@ func (a *app) warnUnfound(url, dir string) {
 		if r, _, _ := connect.ReadRecord(filepath.Join(dir, upFile)); r.Keys {
 			needed += " --nkey " + access.File(dir, access.Admin)
 		}
-		fmt.Fprintf(a.err, "mesh: warning: other commands need %s: the mesh could not be recorded in %q\n", needed, s)
+		fmt.Fprintf(a.err, "mesh: warning: other commands need %s: the mesh could not be recorded in %s\n", needed, cmp.Or(string(s), "$HOME/.local/state/toolmesh"))
 	}
 }
 
@@ -128,7 +138,7 @@ func tail(path string, begin int64) string {
 	}
 	lines := strings.Split(strings.TrimSpace(string(data[min(begin, int64(len(data))):])), "\n")
 	for i := len(lines) - 1; i >= 0; i-- {
-		if text, ok := strings.CutPrefix(lines[i], "mesh: "); ok {
+		if text, ok := strings.CutPrefix(lines[i], "mesh: "); ok && !strings.HasPrefix(text, "warning: ") {
 			return text
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unicode"
 
 	"github.com/nats-io/nats.go"
@@ -28,6 +29,22 @@ func TestALongCellIsCut(t *testing.T) {
 	(&app{out: &output{to: &printed}}).table([]string{"ARGUMENT", "TYPE", "DESCRIPTION"}, rows)
 	if printed.Len() > 2<<20 {
 		t.Errorf("a table of 1,001 short rows has %d bytes", printed.Len())
+	}
+}
+
+// A line that shows progress fits into one line of its terminal, which alone can be wiped, also if stdout is none.
+func TestProgressFitsItsTerminal(t *testing.T) {
+	t.Parallel()
+	shown := newWatch("…")
+	a := &app{err: shown, term: terminal{err: true, redraws: 40, plain: true}}
+	stop := a.redraw(time.Millisecond, func(time.Duration) string { return strings.Repeat("x", 60) })
+	select {
+	case <-shown.seen:
+	case <-t.Context().Done():
+	}
+	stop()
+	if !strings.Contains(shown.text(), strings.Repeat("x", 39)+"…") || strings.Contains(shown.text(), strings.Repeat("x", 40)) {
+		t.Errorf("shown: %q", shown.text())
 	}
 }
 
