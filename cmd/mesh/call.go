@@ -49,7 +49,7 @@ func (a *app) callCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&f.lines, "lines", false, "make a call for each line of stdin, many at once, and print each result as it comes:\n"+
 		"{\"id\",\"tool\",\"args\",\"timeout\",\"session\",\"stream\",\"key\"}; all but tool may be left out")
 	cmd.Flags().BoolVar(&f.stream, "stream", false, "print items as they come, as mesh stream does")
-	cmd.Flags().StringVar(&f.out, "out", "", "write the result to this file: the bytes of a returned file, else JSON")
+	wordFlag(cmd, &f.out, "out", "write the result to this `FILE`: the bytes of a returned file, else JSON")
 	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "run the tool even if the result of an earlier call is kept")
 	return cmd
 }
@@ -82,7 +82,7 @@ func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
 		RunE: runE(func(ctx context.Context, args []string) error { return a.call(ctx, args, *f) }),
 	}
 	durationFlag(cmd, &f.timeout, "timeout", time.Millisecond, "the call's total `TIME` (default what the tool declares, else 30s; none for a stream)")
-	cmd.Flags().StringVar(&f.rpcID, "rpc-id", "", "name the call: the same id again is the same call (default a new one)")
+	wordFlag(cmd, &f.rpcID, "rpc-id", "name the call: the same `ID` again is the same call (default a new one)")
 	return cmd, f
 }
 

@@ -37,7 +37,7 @@ or --data-dir. Calls in flight end first; installed indexes stay.`,
 			return nil
 		}),
 	}
-	wordFlag(cmd, &dir, "data-dir", "the mesh whose files are in `DIR`") // an unset shell variable does not mean the latest mesh
+	wordFlag(cmd, &dir, "data-dir", "the mesh whose files are in `DIR`")
 	return cmd
 }
 
