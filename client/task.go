@@ -120,6 +120,9 @@ func (t *Task) Retry(ctx context.Context) (*TaskInfo, error) { return t.ask(ctx,
 // Remove removes an ended task with its result, and reports whether it did: a schedule stays
 // while one of its tasks runs. The error is invalid_request for a task that has not ended.
 func (t *Task) Remove(ctx context.Context) (bool, error) {
+	if t.id == "" { // on the wire that is all tasks
+		return false, callerError(toolmesh.CodeInvalidRequest, "the task's id is empty")
+	}
 	var done codec.TasksRemoved
 	err := t.c.TaskVerb(ctx, codec.TaskRemove, &codec.TaskRequest{ID: t.id}, &done)
 	return done.Removed > 0, err

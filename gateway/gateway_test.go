@@ -295,6 +295,7 @@ func TestProblems(t *testing.T) {
 		"time is up":                {"POST", "/v1/tools/lab.wait", `{}`, headers{"Mesh-Timeout": "50ms"}, 504, "deadline_exceeded", ""},
 		"large body":                {"POST", "/v1/tools/lab.add", strings.Repeat(" ", 1<<17), nil, 413, "payload_too_large", ""},
 		"bad limit":                 {"GET", "/v1/tools?limit=0", "", nil, 400, "invalid_request", ""},
+		"bad full":                  {"GET", "/v1/tools?full=true", "", nil, 400, "invalid_request", ""},
 		"no words":                  {"GET", "/v1/search?q=", "", nil, 400, "invalid_request", "/v1/search?q=WORDS"},
 		"bad limit of a search":     {"GET", "/v1/search?q=add&limit=1001", "", nil, 400, "invalid_request", ""},
 		"bad format":                {"GET", "/v1/tools?format=cobol", "", nil, 400, "invalid_request", ""},

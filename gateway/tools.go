@@ -46,6 +46,9 @@ func (q *request) listTools() (any, error) {
 		return nil, err
 	}
 	full := query.Get("full") == "1"
+	if text := query.Get("full"); text != "" && !full {
+		return nil, refused(toolmesh.CodeInvalidRequest, "full is %q: it is 1, or left out", text)
+	}
 	var about []json.RawMessage
 	if full || format != "" || q.l.key.ReadOnly {
 		release, err := q.l.wait(q.ctx, documents, 1)

@@ -173,7 +173,7 @@ func runE(do func(ctx context.Context, args []string) error) func(*cobra.Command
 	return func(cmd *cobra.Command, args []string) error { return do(cmd.Context(), args) }
 }
 
-// takes refuses a wrong number of arguments.
+// takes refuses a wrong number of arguments, and an empty one: an unset shell variable names nothing.
 func takes(least, most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
@@ -181,6 +181,8 @@ func takes(least, most int, what string) cobra.PositionalArgs {
 			return usage(cmd, "%s needs %s", wordsOf(cmd), what)
 		case most >= 0 && len(args) > most:
 			return usage(cmd, "%s takes %s: %q is one argument too many", wordsOf(cmd), what, args[most])
+		case slices.Contains(args, ""):
+			return usage(cmd, "%s takes %s, and got an empty text", wordsOf(cmd), what)
 		}
 		return nil
 	}

@@ -68,6 +68,6 @@ session as JSON, in the form of the permissions in a user's JWT. No keys are mad
 	template.Flags().BoolVar(&inJWT, "jwt", false, "in the form of the permissions in users' JWTs")
 	template.Flags().StringVar(&session, "session", session, "session of the caller, with --jwt")
 	template.Flags().BoolVar(&natsConf, "nats-conf", false, "in the form of nats-server's configuration file")
-	template.Flags().StringVar(&a.set.DataDir, "data-dir", a.set.DataDir, "folder that has keys/ (default $XDG_DATA_HOME/toolmesh)")
+	wordFlag(template, &a.set.DataDir, "data-dir", "folder `DIR` that has keys/ (default $XDG_DATA_HOME/toolmesh)")
 	return group("auth", "Keys and their permissions", template)
 }

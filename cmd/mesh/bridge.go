@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"log/slog"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -37,7 +35,7 @@ a frame {"type":"drain"} running calls end first.`,
 // bridge is the command. Only frames may go to stdout.
 func (a *app) bridge(ctx context.Context, packed bool) error {
 	defer process.Pace()()
-	signal.Ignore(syscall.SIGPIPE) // a program that closes its pipe has ended: its tools must be removed
+	process.OutliveReaders() // a program that closes its pipe has ended: its tools must be removed
 	a.log = process.Logger(a.err, a.set.Logging, slog.LevelWarn)
 	session := subjects.SessionID(a.set.Session.Session)
 	l, err := a.connectAs(ctx, "mesh-bridge", access.Node)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -48,7 +49,7 @@ func (a *app) callCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&f.lines, "lines", false, "make a call for each line of stdin, many at once, and print each result as it comes:\n"+
 		"{\"id\",\"tool\",\"args\",\"timeout\",\"session\",\"stream\",\"key\"}; all but tool may be left out")
 	cmd.Flags().BoolVar(&f.stream, "stream", false, "print items as they come, as mesh stream does")
-	cmd.Flags().StringVar(&f.out, "out", "", "write the result to this file: the bytes of a returned file, else JSON")
+	wordFlag(cmd, &f.out, "out", "write the result to this `FILE`: the bytes of a returned file, else JSON")
 	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "run the tool even if the result of an earlier call is kept")
 	return cmd
 }
@@ -81,20 +82,20 @@ func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
 		RunE: runE(func(ctx context.Context, args []string) error { return a.call(ctx, args, *f) }),
 	}
 	durationFlag(cmd, &f.timeout, "timeout", time.Millisecond, "the call's total `TIME` (default what the tool declares, else 30s; none for a stream)")
-	cmd.Flags().StringVar(&f.rpcID, "rpc-id", "", "name the call: the same id again is the same call (default a new one)")
+	wordFlag(cmd, &f.rpcID, "rpc-id", "name the call: the same `ID` again is the same call (default a new one)")
 	return cmd, f
 }
 
 func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 	if f.lines && len(args) == 0 {
-		return a.callLines(ctx, "", f.timeout)
+		return a.callLines(ctx, "", f)
 	}
 	id := subjects.ToolID(args[0])
 	if err := id.Validate(); err != nil {
 		return usage(nil, "%q is not a tool id: %s", id, err.Error())
 	}
 	if f.lines {
-		return a.callLines(ctx, id, f.timeout)
+		return a.callLines(ctx, id, f)
 	}
 	g, err := parseArguments(args[1:], a.stdin(ctx))
 	if err != nil {
@@ -183,9 +184,18 @@ func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc su
 	}
 	done := a.running(string(rpc)+" runs", "; Ctrl-C cancels it")
 	begun := time.Now()
-	result, err := l.client.Call(ctx, id, body, options...)
-	if err == nil && out != "" {
-		err = l.save(ctx, result, out)
+	var result *client.Result
+	call := func(to io.Writer) (err error) {
+		if result, err = l.client.Call(ctx, id, body, options...); err == nil && out != "" {
+			err = l.save(ctx, result, to)
+		}
+		return err
+	}
+	var err error
+	if out == "" {
+		err = call(nil)
+	} else { // no tool runs for a file that cannot be written
+		err = replace(out, call)
 	}
 	done()
 	if toolmesh.CodeOf(err) == toolmesh.CodeDeadlineExceeded && !a.json {

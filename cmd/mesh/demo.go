@@ -264,18 +264,18 @@ func (d *demo) run(ctx context.Context, c command) (string, error) {
 
 // leave says how to use the mesh, which keeps running, in commands that can be pasted.
 func (d *demo) leave() {
-	mesh := os.Args[0]
+	mesh := shellQuote(os.Args[0])
 	d.say("\nThe mesh still runs, without the Go function. These commands work as pasted:\n")
 	for _, line := range []string{
 		"ls", "info weather.forecast.daily", "call weather.forecast.daily city=Lima days=2",
 		"stream lab.streams.countdown start=5",
-		"install file://" + filepath.Join(d.dir, "git", "weather") + " --name weather-again",
+		"install " + shellQuote("file://"+filepath.Join(d.dir, "git", "weather")) + " --name weather-again",
 	} {
 		verb, rest, _ := strings.Cut(line, " ")
-		fmt.Fprintf(d.a.out, "  %s\n", strings.TrimRight(strings.Join([]string{mesh, verb, "--server", d.url, "--nkey", access.File(d.data, access.Admin), rest}, " "), " "))
+		fmt.Fprintf(d.a.out, "  %s\n", strings.TrimRight(strings.Join([]string{mesh, verb, "--server", d.url, "--nkey", shellQuote(access.File(d.data, access.Admin)), rest}, " "), " "))
 	}
 	d.say("\nThis stops it and removes its files:")
-	fmt.Fprintf(d.a.out, "  %s down --data-dir %s && rm -r %s\n", mesh, d.data, d.dir)
+	fmt.Fprintf(d.a.out, "  %s down --data-dir %s && rm -r %s\n", mesh, shellQuote(d.data), shellQuote(d.dir))
 }
 
 // cleanUp stops the mesh and removes every file of the demo.

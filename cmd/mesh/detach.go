@@ -38,24 +38,11 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 	args := []string{"up", "--data-dir=" + dir}
 	flags.Visit(func(f *pflag.Flag) {
 		switch f.Name {
-		case "detach", "data-dir", "json", "gateway-tls", "environments":
+		case "detach", "data-dir", "json":
 		default:
 			args = append(args, "--"+f.Name+"="+f.Value.String())
 		}
 	})
-	// The process works in its data folder, and files are named from this one.
-	for name, set := range map[string]string{"gateway-tls": a.set.GatewayTLS, "environments": a.set.Environments} {
-		if set == "" {
-			continue
-		}
-		files := strings.Split(set, ",")
-		for i, file := range files {
-			if files[i], err = filepath.Abs(file); err != nil {
-				return usage(nil, "--%s %s: %s", name, set, err.Error())
-			}
-		}
-		args = append(args, "--"+name+"="+strings.Join(files, ","))
-	}
 	log := filepath.Join(dir, logFile)
 	started := a.running("starting: building what is installed", "")
 	ready, err := a.background(ctx, dir, log, args)
@@ -78,13 +65,13 @@ func (a *app) warnUnfound(url, dir string) {
 	if !slices.ContainsFunc(s.Running(), func(r connect.Record) bool { return r.URL == url }) {
 		needed := "--server " + url
 		if r, _, _ := connect.ReadRecord(filepath.Join(dir, upFile)); r.Keys {
-			needed += " --nkey " + access.File(dir, access.Admin)
+			needed += " --nkey " + shellQuote(access.File(dir, access.Admin))
 		}
-		fmt.Fprintf(a.err, "mesh: warning: other commands need %s: the mesh could not be recorded in %q\n", needed, s)
+		fmt.Fprintf(a.err, "mesh: warning: other commands need %s: the mesh could not be recorded in %s\n", needed, cmp.Or(string(s), "$HOME/.local/state/toolmesh"))
 	}
 }
 
-// background starts this program again in dir, in a new process session, with a log at path. It returns the line that
+// background starts this program again in a new process session, with a log at path in dir. It returns the line that
 // says that the mesh is ready. If ctx ends first it stops the process. If the process ends by itself, the error has the
 // end of its log.
 func (a *app) background(ctx context.Context, dir, path string, args []string) (ready string, err error) {
@@ -105,7 +92,7 @@ func (a *app) background(ctx context.Context, dir, path string, args []string) (
 	defer func() { _ = log.Close() }()  // the child has its own descriptor
 	begin, _ := log.Seek(0, io.SeekEnd) // of the lines of this start
 	cmd := exec.Command(self, args...)
-	cmd.Env, cmd.Dir, cmd.Stderr = a.env, dir, log
+	cmd.Env, cmd.Stderr = a.env, log // in this folder, of which flags and variables may name files
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -141,7 +128,7 @@ func tail(path string, begin int64) string {
 	}
 	lines := strings.Split(strings.TrimSpace(string(data[min(begin, int64(len(data))):])), "\n")
 	for i := len(lines) - 1; i >= 0; i-- {
-		if text, ok := strings.CutPrefix(lines[i], "mesh: "); ok {
+		if text, ok := strings.CutPrefix(lines[i], "mesh: "); ok && !strings.HasPrefix(text, "warning: ") {
 			return text
 		}
 	}

@@ -37,7 +37,7 @@ or --data-dir. Calls in flight end first; installed indexes stay.`,
 			return nil
 		}),
 	}
-	cmd.Flags().StringVar(&dir, "data-dir", "", "the mesh whose files are in `DIR`")
+	wordFlag(cmd, &dir, "data-dir", "the mesh whose files are in `DIR`")
 	return cmd
 }
 

@@ -35,18 +35,16 @@ func (l *link) putFiles(ctx context.Context, g given, schema json.RawMessage) (g
 	return g, nil
 }
 
-// save writes a result to a file. Of a result that is a file it writes the bytes.
-func (l *link) save(ctx context.Context, result *client.Result, path string) (err error) {
-	return replace(path, func(to io.Writer) error {
-		if file, ok := tool.AsFile(result.Value); ok && result.Ref == nil {
-			return l.client.GetFile(ctx, file, to)
-		}
-		err := l.client.WriteResult(ctx, result, to)
-		if err == nil {
-			_, err = io.WriteString(to, "\n")
-		}
-		return err
-	})
+// save writes a result. Of a result that is a file it writes the bytes.
+func (l *link) save(ctx context.Context, result *client.Result, to io.Writer) error {
+	if file, ok := tool.AsFile(result.Value); ok && result.Ref == nil {
+		return l.client.GetFile(ctx, file, to)
+	}
+	err := l.client.WriteResult(ctx, result, to)
+	if err == nil {
+		_, err = io.WriteString(to, "\n")
+	}
+	return err
 }
 
 // replace writes a file. An existing file is replaced once all is written; it keeps its mode and

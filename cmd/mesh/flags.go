@@ -32,7 +32,8 @@ func parseDays(text string) (time.Duration, error) {
 	return time.ParseDuration(text)
 }
 
-// wordFlag adds a flag for one of words; without words, for any text that is not empty.
+// wordFlag adds a flag for one of words; without words, for any text that is not empty: an unset shell variable does not
+// mean the flag's default.
 func wordFlag[T ~string](cmd *cobra.Command, to *T, name, help string, words ...T) {
 	cmd.Flags().Func(name, help, func(text string) error {
 		switch {

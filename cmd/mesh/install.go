@@ -77,8 +77,8 @@ index is private to that session.`,
 		RunE: runE(func(ctx context.Context, args []string) error { return a.install(ctx, args[0], f) }),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.name, "name", "", "`NAME` of the index (default the name in its manifest, else the last part of SOURCE)")
-	flags.StringVar(&f.rev, "rev", "", "revision: a branch, a tag or a commit `REV`; needs git")
+	wordFlag(cmd, &f.name, "name", "`NAME` of the index (default the name in its manifest, else the last part of SOURCE)")
+	wordFlag(cmd, &f.rev, "rev", "revision: a branch, a tag or a commit `REV`; needs git")
 	flags.StringArrayVar(&f.env, "env", nil, "give the tools a variable, declared or not: `K` reads it from your environment, K=V sets it (never for secrets); may be repeated")
 	flags.StringArrayVar(&f.paths, "path", nil, "give the tools the folder `DIR[:rw]` of their nodes, to read or also to write; may be repeated")
 	flags.StringArrayVar(&f.on, "on", nil, "install it on the nodes with these labels, `K=V,…`, all of them; may be repeated (default as before, else every node; all: every node)")

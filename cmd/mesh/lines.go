@@ -36,9 +36,9 @@ type lineCall struct {
 // lines is one execution of call --lines.
 type lines struct {
 	*app
-	link *link
-	tool subjects.ToolID // of lines without a tool
-	most time.Duration   // timeout of lines without one
+	link  *link
+	tool  subjects.ToolID // of lines without a tool
+	flags callFlags       // with the timeout of lines without one
 
 	mu     sync.Mutex // guards the output and the fields below
 	status int        // the highest of the failed lines
@@ -46,9 +46,9 @@ type lines struct {
 
 // callLines calls a tool for each line of stdin, many concurrently, and writes results as they
 // arrive.
-func (a *app) callLines(ctx context.Context, id subjects.ToolID, most time.Duration) error {
+func (a *app) callLines(ctx context.Context, id subjects.ToolID, f callFlags) error {
 	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-		all := &lines{app: a, link: l, tool: id, most: most}
+		all := &lines{app: a, link: l, tool: id, flags: f}
 		var calls sync.WaitGroup
 		places := make(chan struct{}, linesAtOnce)
 		scan := bufio.NewScanner(a.stdin(ctx))
@@ -164,7 +164,7 @@ func (a *lines) read(line []byte, call *lineCall) ([]client.CallOption, error) {
 	if err := call.Tool.Validate(); err != nil {
 		return nil, bad("%q is not a tool id: %w", call.Tool, err)
 	}
-	most := a.most
+	most := a.flags.timeout
 	if call.Timeout != "" {
 		if most, err = time.ParseDuration(call.Timeout); err != nil || most < time.Millisecond {
 			return nil, bad(`timeout is %q: it is a time such as "2s", at least 1ms`, call.Timeout)
@@ -173,6 +173,9 @@ func (a *lines) read(line []byte, call *lineCall) ([]client.CallOption, error) {
 	options := []client.CallOption{client.WithIdempotencyKey(call.Key), client.WithTimeout(most)}
 	if call.Session != "" {
 		options = append(options, client.WithSession(call.Session))
+	}
+	if a.flags.noCache {
+		options = append(options, client.NoCache())
 	}
 	return options, nil
 }

@@ -5,9 +5,7 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -65,7 +63,7 @@ mesh mcp config CLIENT prints the client's settings for it.`,
 
 // mcp is the command. Only the protocol may go to stdout.
 func (a *app) mcp(ctx context.Context, flags *pflag.FlagSet) error {
-	signal.Ignore(syscall.SIGPIPE) // a client that closes its pipe has ended
+	process.OutliveReaders() // a client that closes its pipe has ended
 	a.log = process.Logger(a.err, a.set.Logging, slog.LevelWarn)
 	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
 		o := &gateway.Options{Version: process.ThisBuild(version, commit).Version, Logger: a.log, MCPResultMax: a.set.MCPResultMax}

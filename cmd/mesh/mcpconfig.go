@@ -36,8 +36,8 @@ const entryName = "mesh"
 // mcpEntry makes the entry of one client.
 func (a *app) mcpEntry(client, program string, args []string) (*mcpEntry, error) {
 	home := connect.Lookup(a.env, "HOME")
-	if home == "" {
-		return nil, usage(nil, "HOME is not set, so the settings of %s are unknown", client)
+	if !filepath.IsAbs(home) {
+		return nil, usage(nil, "HOME is no absolute path, so the settings of %s are unknown", client)
 	}
 	config := cmp.Or(connect.Lookup(a.env, "XDG_CONFIG_HOME"), filepath.Join(home, ".config"))
 	settings := config // the folder of graphical programs

@@ -188,6 +188,6 @@ callers send. Send it over a private channel.`,
 			return nil
 		}),
 	}
-	cmd.Flags().StringVar(&dir, "data-dir", "", "the mesh whose files are in `DIR`")
+	wordFlag(cmd, &dir, "data-dir", "the mesh whose files are in `DIR`")
 	return cmd
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,24 +26,30 @@ type terminal struct {
 	in       bool // input comes from a terminal
 	out, err bool
 	width    int  // of stdout; 0 if it is no terminal
+	redraws  int  // the width of stderr; 0 if it is no terminal, or one whose lines cannot be wiped
 	plain    bool // no colours
 }
 
 func terminalOf(env []string, stdin io.Reader, stdout, stderr io.Writer) terminal {
-	var t terminal
-	if f, ok := stdin.(*os.File); ok {
-		t.in = term.IsTerminal(int(f.Fd()))
-	}
-	if f, ok := stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		t.out = true
-		if w, _, err := term.GetSize(int(f.Fd())); err == nil {
-			t.width = w
+	look := func(stream any) (is bool, width int) {
+		if f, ok := stream.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+			width, _, _ = term.GetSize(int(f.Fd())) // 0 with an error
+			return true, width
 		}
+		return false, 0
 	}
-	if f, ok := stderr.(*os.File); ok {
-		t.err = term.IsTerminal(int(f.Fd()))
+	var t terminal
+	t.in, _ = look(stdin)
+	t.out, t.width = look(stdout)
+	t.err, t.redraws = look(stderr)
+	dumb := connect.Lookup(env, "TERM") == "dumb"
+	switch {
+	case dumb:
+		t.redraws = 0
+	case t.err:
+		t.redraws = cmp.Or(t.redraws, 80)
 	}
-	t.plain = connect.Lookup(env, "NO_COLOR") != "" || connect.Lookup(env, "TERM") == "dumb"
+	t.plain = dumb || connect.Lookup(env, "NO_COLOR") != ""
 	return t
 }
 

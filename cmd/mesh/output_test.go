@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unicode"
 
 	"github.com/nats-io/nats.go"
@@ -46,6 +47,22 @@ func TestTextOfAnAuthorIsOneFact(t *testing.T) {
 	got := exampleCall(&tool.Descriptor{ID: "a.b"}, []parameter{{name: "city", required: true}, {name: "-o", kind: "object", required: true}, {name: "x;id", required: true}, {name: "$(id)", kind: "array", required: true}})
 	if want := "mesh call a.b city=… -- -o:='{…}' 'x;id=…' '$(id):=[…]'"; got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// A line that shows progress fits into one line of its terminal, which alone can be wiped, also if stdout is none.
+func TestProgressFitsItsTerminal(t *testing.T) {
+	t.Parallel()
+	shown := newWatch("…")
+	a := &app{err: shown, term: terminal{err: true, redraws: 40, plain: true}}
+	stop := a.redraw(time.Millisecond, func(time.Duration) string { return strings.Repeat("x", 60) })
+	select {
+	case <-shown.seen:
+	case <-t.Context().Done():
+	}
+	stop()
+	if !strings.Contains(shown.text(), strings.Repeat("x", 39)+"…") || strings.Contains(shown.text(), strings.Repeat("x", 40)) {
+		t.Errorf("shown: %q", shown.text())
 	}
 }
 

@@ -125,6 +125,35 @@ func TestUpEndsOnSignals(t *testing.T) {
 	}
 }
 
+// A mesh whose log has lost its reader, as when Ctrl-C ends both sides of a pipe, ends as well.
+func TestUpOutlivesTheReaderOfItsLog(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	cmd := meshCommand(t, home, "up", "--nats-listen=127.0.0.1:0", "--gateway-listen=off")
+	meshtest.Warm(filepath.Join(home, "data", "toolmesh", "executor"), t.Cleanup)
+	log, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = bufio.NewReader(out).ReadString('\n')
+	if err := errors.Join(err, log.Close(), cmd.Process.Signal(os.Interrupt)); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("end of mesh up: %v, want exit status 0", err)
+	}
+	if _, err := os.Stat(filepath.Join(home, "data", "toolmesh", upFile)); err == nil {
+		t.Errorf("%s is left in the data folder", upFile)
+	}
+}
+
 // The second signal does not wait for the call that runs.
 func TestSecondSignalEndsAtOnce(t *testing.T) {
 	t.Parallel()

@@ -25,7 +25,7 @@ func (a *app) running(what, hint string) (done func()) {
 // it. That function may be called repeatedly from one goroutine. Without a terminal redraw does
 // nothing.
 func (a *app) redraw(every time.Duration, text func(since time.Duration) string) (stop func()) {
-	if !a.term.err || a.json {
+	if a.term.redraws == 0 || a.json {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -33,7 +33,7 @@ func (a *app) redraw(every time.Duration, text func(since time.Duration) string)
 	wg.Go(func() {
 		begun := time.Now()
 		for wake.After(ctx, every) {
-			fmt.Fprint(a.err, wipe+a.term.dim(cut(text(time.Since(begun)), a.term.width)))
+			fmt.Fprint(a.err, wipe+a.term.dim(cut(text(time.Since(begun)), a.term.redraws)))
 		}
 		if time.Since(begun) >= every {
 			fmt.Fprint(a.err, wipe)
@@ -70,7 +70,7 @@ func (s *steps) step(name, state string, percent int) {
 		}
 		s.finish()
 		s.current, s.since = name, time.Now()
-		if !s.a.term.err {
+		if s.a.term.redraws == 0 {
 			fmt.Fprintln(s.a.err, name)
 		}
 		s.wipe = s.a.redraw(100*time.Millisecond, func(since time.Duration) string {
@@ -85,7 +85,7 @@ func (s *steps) step(name, state string, percent int) {
 // finish leaves a line behind for a step that has ended, if it was visible for long enough.
 func (s *steps) finish() {
 	s.wipe()
-	if took := time.Since(s.since); s.a.term.err && s.current != "" && took >= 100*time.Millisecond {
+	if took := time.Since(s.since); s.a.term.redraws > 0 && s.current != "" && took >= 100*time.Millisecond {
 		fmt.Fprintln(s.a.err, s.a.term.dim(fmt.Sprintf("  %-11s %.1f s", s.current, took.Seconds())))
 	}
 	s.current = ""

@@ -102,7 +102,7 @@ func (a *app) sessionCreate() *cobra.Command {
 				made.Token = seed
 				a.say(made, id)
 				if key {
-					fmt.Fprintf(a.err, "its key is in %s: --nkey %s --session %s\n", file, file, id)
+					fmt.Fprintf(a.err, "its key is in %s: --nkey %s --session %s\n", file, shellQuote(file), shellQuote(string(id)))
 				}
 				return nil
 			})

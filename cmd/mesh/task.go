@@ -99,7 +99,7 @@ func (a *app) taskSubmit() *cobra.Command {
 		}),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&id, "id", "", "name the task: the same id again is the same task (default a new one)")
+	wordFlag(cmd, &id, "id", "name the task: the same `ID` again is the same task (default a new one)")
 	wordFlag(cmd, &o.Key, "key", "the call's idempotency `KEY`: what has begun under it is never run again")
 	flags.IntVar(&o.Attempts, "attempts", 0, "how often the tool may be run (default 3)")
 	flags.IntVar(&o.Priority, "priority", 0, "1, 0 or -1: of a session's tasks the higher ones run first")

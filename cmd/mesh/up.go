@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -78,8 +79,12 @@ func (f upFlags) check(cmd *cobra.Command) error {
 	if f.idle < 0 {
 		return usage(cmd, "--idle %v: a duration above 0, such as 5m", f.idle)
 	}
-	if _, _, err := net.SplitHostPort(f.natsListen); err != nil {
-		return usage(cmd, "--nats-listen %s: write HOST:PORT", f.natsListen)
+	_, port, err := net.SplitHostPort(f.natsListen)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return usage(cmd, "--nats-listen %s: write HOST:PORT, with a port from 0 to 65535", f.natsListen)
 	}
 	for _, name := range []string{"server", "context", "creds", "nkey"} {
 		if cmd.Flags().Changed(name) {
@@ -91,6 +96,7 @@ func (f upFlags) check(cmd *cobra.Command) error {
 
 // up runs a mesh until it is stopped.
 func (a *app) up(ctx context.Context, f upFlags) (err error) {
+	process.OutliveReaders()
 	// A person at a terminal wants the ready line and failures; a log file wants all events.
 	level := slog.LevelInfo
 	if a.term.err {

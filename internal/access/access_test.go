@@ -1,9 +1,12 @@
 package access_test
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/toolmesh/toolmesh"
@@ -61,6 +64,42 @@ func TestKeysThatCannotBeUsed(t *testing.T) {
 	}
 	if _, err := access.OpenKeys(dir); err == nil || !strings.Contains(err.Error(), "chmod 600") {
 		t.Errorf("open: %v", err)
+	}
+}
+
+// Commands that make the keys of a mesh at once all get the same ones, those in the files, and only one of those that
+// make a session's key in one file gets it.
+func TestKeysThatAreMadeAtOnceAreOne(t *testing.T) {
+	t.Parallel()
+	for range 20 {
+		dir := t.TempDir()
+		file := filepath.Join(dir, "bob.nk")
+		var making sync.WaitGroup
+		made, owners := make([]access.Keys, 8), make([]string, 8)
+		for i := range made {
+			making.Go(func() {
+				var err error
+				if made[i], err = access.OpenKeys(dir); err != nil {
+					t.Error(err)
+				}
+				owners[i], _ = access.CreateSessionKey(file) // it may be another's already
+			})
+		}
+		making.Wait()
+		kept, err := access.OpenKeys(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, keys := range made {
+			if !maps.Equal(keys, kept) {
+				t.Fatalf("one got the keys %v, and %v are kept", keys, kept)
+			}
+		}
+		public, err := access.PublicKey(file)
+		owners = slices.DeleteFunc(owners, func(one string) bool { return one == "" })
+		if err != nil || !slices.Equal(owners, []string{public}) {
+			t.Fatalf("%v got the key %s: %v", owners, public, err)
+		}
 	}
 }
 

@@ -75,10 +75,11 @@ func OpenKeys(dataDir string) (Keys, error) {
 // CreateSessionKey writes a new key for a session into a new file, and returns its public
 // half.
 func CreateSessionKey(path string) (public string, err error) {
-	if _, err := os.Lstat(path); err == nil {
-		return "", invalid(path, errors.New("the file exists already"))
+	err = create(path, nkeys.CreateUser)
+	if errors.Is(err, fs.ErrExist) {
+		return "", invalid(path, errors.New("the file exists already: move it away, or go to another folder"))
 	}
-	if err := create(path, nkeys.CreateUser); err != nil {
+	if err != nil {
 		return "", err
 	}
 	return PublicKey(path)
@@ -100,36 +101,34 @@ func Digest(public string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// OpenOwner reads the key that owns a person's indexes from folders, or makes it. Processes that
-// make it at once all get the same one. The error is invalid_request.
+// OpenOwner reads the key that owns a person's indexes from folders, or makes it. The error is
+// invalid_request.
 func OpenOwner(path string) (nkeys.KeyPair, error) {
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		own := fmt.Sprintf("%s.%d", path, os.Getpid())
-		err := os.MkdirAll(filepath.Dir(path), 0o700)
-		if err == nil {
-			err = create(own, nkeys.CreateUser)
-		}
-		if err == nil {
-			err = os.Link(own, path) // unlike a renaming, it fails if the file exists
-			_ = os.Remove(own)
-		}
-		if err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, invalid(path, err)
-		}
+	err := os.MkdirAll(filepath.Dir(path), 0o700)
+	if err == nil {
+		err = ensure(path, nkeys.CreateUser)
+	}
+	if err != nil {
+		return nil, invalid(path, fmt.Errorf("it cannot be made, so name a folder for it by XDG_STATE_HOME: %w", err))
 	}
 	return Read(path)
 }
 
-// ensure makes a key unless there is a file of that name.
+// ensure makes a key unless there is a file of that name. Processes that make it at once all get the
+// same one.
 func ensure(path string, kind func() (nkeys.KeyPair, error)) error {
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		return create(path, kind)
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := create(path, kind); !errors.Is(err, fs.ErrExist) {
+		return err
 	}
 	return nil
 }
 
-// create writes a new key, whole or not at all. The file has the seed and nothing else, not
-// even the end of a line: libraries of NATS take a file for the seed as it is (decision 135).
+// create writes a new key, whole or not at all, and replaces no file: the error is then
+// [fs.ErrExist]. The file has the seed and nothing else, not even the end of a line: libraries of
+// NATS take a file for the seed as it is (decision 135).
 func create(path string, kind func() (nkeys.KeyPair, error)) error {
 	pair, err := kind()
 	if err != nil {
@@ -143,16 +142,16 @@ func create(path string, kind func() (nkeys.KeyPair, error)) error {
 	defer clear(seed)
 	part, err := os.CreateTemp(filepath.Dir(path), ".key-*") // mode 0600
 	if err != nil {
-		return fmt.Errorf("the key cannot be kept: %w", err)
+		return fmt.Errorf("the key %s cannot be kept: %w", path, err)
 	}
+	defer func() { _ = os.Remove(part.Name()) }()
 	_, err = part.Write(seed)
 	err = errors.Join(err, part.Close())
 	if err == nil {
-		err = os.Rename(part.Name(), path)
+		err = os.Link(part.Name(), path) // unlike a renaming, it fails if the file exists
 	}
 	if err != nil {
-		_ = os.Remove(part.Name())
-		return fmt.Errorf("the key cannot be kept: %w", err)
+		return fmt.Errorf("the key %s cannot be kept: %w", path, err)
 	}
 	return nil
 }

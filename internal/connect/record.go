@@ -58,7 +58,7 @@ func StateOf(env []string) State {
 	if dir := Lookup(env, "XDG_STATE_HOME"); filepath.IsAbs(dir) {
 		return State(filepath.Join(dir, "toolmesh"))
 	}
-	if home := Lookup(env, "HOME"); home != "" {
+	if home := Lookup(env, "HOME"); filepath.IsAbs(home) {
 		return State(filepath.Join(home, ".local", "state", "toolmesh"))
 	}
 	return ""
@@ -84,7 +84,7 @@ func (s State) File(r Record) string {
 // had its data folder before.
 func (s State) Write(r, before Record) error {
 	if s == "" {
-		return errors.New("write the state file: HOME is not set")
+		return errors.New("write the state file: HOME is no absolute path")
 	}
 	for path, other := range s.records() {
 		if other == before {

@@ -51,8 +51,8 @@ func Parse(text string) (Source, error) {
 	if text == "" {
 		return Source{}, failed(reasonSource, "the source is empty; give a folder (./dir), a repository (owner/repo) or a URL")
 	}
-	if len(text) > 4096 || !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-		return Source{}, failed(reasonSource, "the source is longer than 4096 bytes, not UTF-8, or has control characters")
+	if !plain(text) {
+		return Source{}, errNotPlain
 	}
 	switch {
 	case isPath(text):
@@ -75,6 +75,13 @@ func Parse(text string) (Source, error) {
 	return Source{}, failed(reasonSource, "%q is not a source; give ./dir, /dir, owner/repo[@rev], a URL or git@host:path", shown(text))
 }
 
+var errNotPlain = failed(reasonSource, "the source is longer than 4096 bytes, not UTF-8, or has control characters")
+
+// plain reports whether a text can be shown and stored as a source.
+func plain(text string) bool {
+	return len(text) <= 4096 && utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f })
+}
+
 // shown is an invalid source's text without possible credentials.
 func shown(text string) string {
 	if i := strings.Index(text, ":"); i >= 0 && strings.Contains(text[i:], "@") {
@@ -94,6 +101,9 @@ func parsePath(text string) (Source, error) {
 	abs, err := filepath.Abs(text)
 	if err != nil {
 		return Source{}, failed(reasonSource, "the path %q cannot be made absolute: %w", text, err)
+	}
+	if !plain(abs) { // the working folder may be anything
+		return Source{}, errNotPlain
 	}
 	s := Source{Kind: KindFolder, Location: abs}
 	base := filepath.Base(abs)

@@ -3,6 +3,7 @@ package index
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -45,6 +46,22 @@ func TestParse(t *testing.T) {
 		}
 		if got != want {
 			t.Errorf("Parse(%q) = %+v %q, want %+v %q", text, got, got.Name, want, want.Name)
+		}
+	}
+}
+
+// A path is stored and shown with the working folder before it.
+func TestParseInAFolderThatCannotBeShown(t *testing.T) {
+	for _, name := range []string{"a\nb", "caf\xe9"} {
+		dir := filepath.Join(t.TempDir(), name)
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Skip(err) // a system of UTF-8 alone
+		}
+		t.Chdir(dir)
+		for _, text := range []string{".", "./x"} {
+			if got, err := Parse(text); err == nil {
+				t.Errorf("Parse(%q) in %q: %q, want an error", text, name, got.Location)
+			}
 		}
 	}
 }

@@ -64,6 +64,9 @@ func TestSessionFillsTheStoreWithTasks(t *testing.T) {
 	if n, err := greedy.RemoveTasks(t.Context(), "", time.Hour); err != nil || n != 0 {
 		t.Errorf("%d tasks removed that have just ended, %v", n, err)
 	}
+	if _, err := greedy.Task("").Remove(t.Context()); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+		t.Errorf("removal of a task without an id: %v, want invalid_request", err)
+	}
 	if _, err := greedy.RemoveTasks(t.Context(), codec.TaskRunning, 0); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
 		t.Errorf("running tasks removed: %v", err)
 	}

@@ -89,6 +89,7 @@ is drained. Each setting is a variable or a flag; the flag wins.`,
 }
 
 func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.Writer, version string) error {
+	OutliveReaders()
 	defer Pace()()
 	log := Logger(stderr, s.Logging, slog.LevelInfo)
 	issuer, err := readIssuer(s.Auth)

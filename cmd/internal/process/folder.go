@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -18,21 +19,25 @@ import (
 
 // DataFolder returns the absolute path of the folder in the settings, else $XDG_DATA_HOME/toolmesh,
 // else ~/.local/share/toolmesh.
-func DataFolder(env []string, set string) (string, error) {
-	if set != "" {
-		dir, err := filepath.Abs(set)
-		if err != nil {
-			return "", fmt.Errorf("the data folder %q: %w", set, err)
-		}
-		return dir, nil
+func DataFolder(env []string, set string) (dir string, err error) {
+	data, home := connect.Lookup(env, "XDG_DATA_HOME"), connect.Lookup(env, "HOME")
+	switch { // a relative path of a variable would depend on the working folder
+	case set != "":
+		dir, err = filepath.Abs(set)
+	case filepath.IsAbs(data):
+		dir = filepath.Join(data, "toolmesh")
+	case filepath.IsAbs(home):
+		dir = filepath.Join(home, ".local", "share", "toolmesh")
+	default:
+		err = errors.New("HOME is no absolute path; give --data-dir")
 	}
-	if dir := connect.Lookup(env, "XDG_DATA_HOME"); filepath.IsAbs(dir) {
-		return filepath.Join(dir, "toolmesh"), nil
+	if err == nil && (!utf8.ValidString(dir) || strings.ContainsRune(dir, filepath.ListSeparator)) { // the record of a mesh is JSON
+		err = fmt.Errorf("%q is not UTF-8, or has a %q, which no PATH of a tool can have; give another --data-dir", dir, filepath.ListSeparator)
 	}
-	if home := connect.Lookup(env, "HOME"); home != "" {
-		return filepath.Join(home, ".local", "share", "toolmesh"), nil
+	if err != nil {
+		return "", fmt.Errorf("there is no data folder: %w", err)
 	}
-	return "", errors.New("there is no data folder: HOME is not set; give --data-dir")
+	return dir, nil
 }
 
 // ErrInUse says that another process uses a data folder.

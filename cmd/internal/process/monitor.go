@@ -22,7 +22,7 @@ func serveMonitor(ctx context.Context, s settings.Monitoring, version string, lo
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "%s is taken: choose another address with --http-listen or MESH_HTTP_LISTEN", s.HTTPListen)
 	case err != nil:
-		return nil, nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "cannot listen on %s, choose another address with --http-listen or MESH_HTTP_LISTEN: %w", s.HTTPListen, err)
+		return nil, nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "cannot listen on %s, choose another address with --http-listen or MESH_HTTP_LISTEN: %s", s.HTTPListen, toolmesh.AsError(err).Message)
 	}
 	log.Info("health and metrics are served", slog.String("http", m.Address()))
 	return m.Watch, m.Stop, nil

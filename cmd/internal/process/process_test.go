@@ -103,8 +103,15 @@ func TestDataFolder(t *testing.T) {
 			t.Errorf("%s: %q %v, want %q", name, got, err, tc.want)
 		}
 	}
-	if got, err := process.DataFolder(nil, ""); err == nil {
-		t.Errorf("without a home: %q, want an error", got)
+	for _, env := range [][]string{nil, {"HOME="}, {"HOME=."}} {
+		if got, err := process.DataFolder(env, ""); err == nil {
+			t.Errorf("without a home, %q: %q, want an error", env, got)
+		}
+	}
+	for _, dir := range []string{"/a:b", "/caf\xe9"} {
+		if got, err := process.DataFolder(nil, dir); err == nil {
+			t.Errorf("a folder that no tool and no record can name: %q, want an error", got)
+		}
 	}
 }
 

@@ -37,6 +37,7 @@ variable or a flag; the flag wins.`,
 }
 
 func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr io.Writer, version string) error {
+	OutliveReaders()
 	defer Pace()()
 	log := Logger(stderr, s.Logging, slog.LevelInfo)
 	issuer, err := readIssuer(s.Auth)

@@ -46,6 +46,10 @@ func Interrupts(ctx context.Context) (interrupted context.Context, stop func()) 
 	}
 }
 
+// OutliveReaders has writes to a stdout or stderr without a reader fail, as they do elsewhere: the Go runtime would end
+// the process. A server must end its calls first also where Ctrl-C has ended the reader of its log.
+func OutliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) } // not ignored: its programs would inherit that
+
 // Interruptible returns a reader of stdin. Once ctx ends, a waiting Read returns its cause; the
 // data that arrives later is lost. The goroutine of that Read ends with the process.
 func Interruptible(ctx context.Context, stdin io.Reader) io.Reader {

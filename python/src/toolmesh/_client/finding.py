@@ -199,7 +199,9 @@ def _no_password() -> str:
 
 
 def _state() -> pathlib.Path:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):
+        state = os.path.join(os.path.expanduser("~"), ".local", "state")
     return pathlib.Path(state, "toolmesh")
 
 
