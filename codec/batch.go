@@ -148,6 +148,9 @@ func (b *Batch) parseMembers(body []byte) error {
 // setBatchID takes the batch's id, which the header may name as well.
 func (b *Batch) setBatchID(raw json.RawMessage) error {
 	header := b.Request.RPCID
+	if raw == nil && header == "" && b.IsAgain {
+		return unnamed("batch_id")
+	}
 	if raw == nil {
 		b.Request.RPCID = cmp.Or(header, subjects.NewRPCID("batch_"))
 		return nil

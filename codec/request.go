@@ -263,8 +263,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		if err := r.setID(id); err != nil {
 			return err
 		}
-	} else if r.IsAgain && first == nil {
-		first = invalid("header %s says that the call is sent again, and no %s names it", HeaderAgain, HeaderRPCID)
+	} else if r.IsAgain && first == nil && r.Tool != "" { // the body of a batch names it
+		first = unnamed(HeaderRPCID)
 	}
 	if err := checkVersion(proto, require); err != nil {
 		return err
@@ -297,6 +297,11 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		return r.refer(Ref{Name: ref, Digest: digest}, contentEncoding)
 	}
 	return nil
+}
+
+// unnamed refuses a request that is sent again and could be any.
+func unnamed(by string) error {
+	return invalid("header %s says that the call is sent again, and no %s names it", HeaderAgain, by)
 }
 
 // parseInt reads a whole number of at least so much; one beyond 64 bits is the last that they have.

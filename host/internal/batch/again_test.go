@@ -196,3 +196,27 @@ func TestBatchesOfTheNextSession(t *testing.T) {
 		})
 	}
 }
+
+// A batch may have run on a node that is lost, so another node does not run it when it is sent again.
+func TestBatchSentAgainToAnyNode(t *testing.T) {
+	t.Parallel()
+	m := single(t, 1, router.Options{})
+	const batch = `{"type":"rpc_batch_call","batch_id":"%s","requests":[{"tool_id":"stage.safe","kwargs":{"name":"again"}}]}`
+	first := m.request(t, nil, fmt.Sprintf(batch, "first"))[0]
+	for boot, code := range map[string]string{"": "node_lost", first.Header.Get("Mesh-Boot"): ""} {
+		header := nats.Header{"Mesh-Again": {"1"}}
+		if boot != "" {
+			header["Mesh-Boot"] = []string{boot}
+		}
+		answer := m.request(t, header, fmt.Sprintf(batch, "again"+boot))[0]
+		if answer.Header.Get("Mesh-Error-Code") != code || answer.Header.Get("Mesh-Started") != "" {
+			t.Errorf("to the boot %q: %v %s", boot, answer.Header, answer.Data)
+		}
+	}
+	if known := m.request(t, nats.Header{"Mesh-Again": {"1"}}, fmt.Sprintf(batch, "first"))[0]; string(known.Data) != string(first.Data) {
+		t.Errorf("one that it knows: %s", known.Data)
+	}
+	if n := m.stage.ran("again"); n != 2 {
+		t.Errorf("%d batches ran", n)
+	}
+}

@@ -304,6 +304,9 @@ func (s *Server) check(b *codec.Batch) *toolmesh.Error {
 	if s.draining.Load() {
 		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is draining: send again", s.ID))
 	}
+	if b.IsAgain && b.Boot == "" { // as a repetition its owner would know it
+		return toolmesh.Errorf(toolmesh.CodeNodeLost, "batch %q was sent before, and the node that owned it may be lost: whether it ran is not known", b.Request.RPCID)
+	}
 	return s.Host.Late(&b.Request)
 }
 
