@@ -30,6 +30,7 @@ type nestedFiles struct {
 type nestedFile struct {
 	*store.Upload
 	size int64
+	done func() // gives its room back
 }
 
 // File takes a file of the call's tool in pieces: "put", with {"size"}, returns an id,
@@ -67,6 +68,7 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 	n.files.mu.Lock()
 	delete(n.files.uploads, id)
 	n.files.mu.Unlock()
+	f.done()
 	return tool.MarshalPlain(map[string]any{"ref": p.Name, "digest": p.Digest, "size": p.Size})
 }
 
@@ -86,11 +88,13 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 		return nil, err
 	}
 	account := h.sessions.Account(n.call.Session)
-	if err := h.payloads.Room(ctx, account, about.Size); err != nil {
+	done, err := h.payloads.Room(ctx, account, about.Size)
+	if err != nil {
 		return nil, err
 	}
 	u, err := store.Of(h.bus).NewUpload(name, account, true)
 	if err != nil {
+		done()
 		return nil, err
 	}
 	n.files.mu.Lock()
@@ -100,7 +104,7 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 	}
 	n.files.last++
 	id := strconv.Itoa(n.files.last)
-	n.files.uploads[id] = &nestedFile{u, about.Size}
+	n.files.uploads[id] = &nestedFile{u, about.Size, done}
 	return []byte(id), nil
 }
 
@@ -144,6 +148,7 @@ func (n *NestedCalls) Close() {
 	n.files.uploads = nil
 	n.files.mu.Unlock()
 	for _, f := range left {
+		f.done()
 		n.call.host.background.Go(func() { _ = f.Drop(n.call.host.base) }) // else it expires
 	}
 }

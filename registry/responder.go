@@ -61,11 +61,29 @@ type Request struct {
 	// declare read_only.
 	Query    string `json:"query,omitempty"`
 	ReadOnly bool   `json:"read_only,omitempty"`
-	// Declared are tools of the caller's own: ID, Description and InputSchema count. For render and
-	// arguments their ids mean these tools, even if the mesh serves others of that id.
-	Declared []*tool.Descriptor `json:"declared,omitempty"`
+	// Declared are tools of the caller's own, 500 at most: ID, Description and InputSchema count. For
+	// render and arguments their ids mean these tools, even if the mesh serves others of that id.
+	Declared declared `json:"declared,omitempty"`
 	// Arguments are those that a model wrote: an object, or JSON in a text.
 	Arguments json.RawMessage `json:"arguments,omitempty"`
+}
+
+// declared are descriptors of a request.
+type declared []*tool.Descriptor
+
+// UnmarshalJSON reads one more than a request may have: each takes many times the bytes of its text.
+func (d *declared) UnmarshalJSON(data []byte) error {
+	var texts []json.RawMessage
+	if err := json.Unmarshal(data, &texts); err != nil {
+		return err
+	}
+	*d = make(declared, min(len(texts), renderMost+1))
+	for i := range *d {
+		if err := json.Unmarshal(texts[i], &(*d)[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ListAnswer is a page of tools, as `mesh ls --json` prints them.

@@ -69,7 +69,8 @@ type Server struct {
 	held   held
 
 	mu      sync.Mutex
-	uploads map[string]*upload // by the value's name
+	uploads map[string]*upload           // by the value's name
+	coming  map[subjects.SessionID]int64 // bytes that the node itself is storing, by account
 	closed  bool
 }
 
@@ -88,7 +89,7 @@ type upload struct {
 func NewServer(o ServerOptions) *Server {
 	return &Server{
 		ServerOptions: o, reads: fair.NewQueue[subjects.SessionID](maxReads, maxWaiting, o.Go),
-		places: fair.NewRoom[subjects.SessionID](maxUploads), uploads: make(map[string]*upload),
+		places: fair.NewRoom[subjects.SessionID](maxUploads), uploads: make(map[string]*upload), coming: make(map[subjects.SessionID]int64),
 		held: held{room: fair.NewRoom[subjects.SessionID](heldBytes), of: make(map[string]*heldValue)},
 	}
 }
@@ -213,27 +214,58 @@ func (s *Server) begin(session subjects.SessionID, name string, h codec.Header, 
 	return nil
 }
 
-// Room says why an account may not store so many bytes more; nil if it may. It asks the store.
-func (s *Server) Room(ctx context.Context, account subjects.SessionID, size int64) error {
+// Room admits so many bytes more of an account to the store, and counts them until done is called,
+// once they are stored or are not to be. It asks the store.
+func (s *Server) Room(ctx context.Context, account subjects.SessionID, size int64) (done func(), err error) {
 	use, err := s.Bus.PayloadsUse(ctx, account)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		err = s.share(use, account, size)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.coming[account] += size
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.coming[account] -= size; s.coming[account] == 0 {
+			delete(s.coming, account)
+		}
+	}, nil
+}
+
+// share is that of the store, uploads that were announced and values on their way included. s.mu is held.
+func (s *Server) share(use store.PayloadsUse, account subjects.SessionID, size int64) error {
+	add := func(of subjects.SessionID, bytes int64) {
+		use.Used += bytes
+		if of == account {
+			use.Mine += bytes
+		}
+	}
+	for _, u := range s.uploads {
+		have, _, _ := u.Size()
+		add(u.account, u.size-have)
+	}
+	for of, bytes := range s.coming {
+		add(of, bytes)
+	}
+	return share(use, account, size)
+}
+
+// Share says why an account may not store so many bytes more; nil if it may. It knows of no uploads
+// in progress.
+func Share(ctx context.Context, b store.Store, account subjects.SessionID, size int64) error {
+	use, err := b.PayloadsUse(ctx, account)
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.share(use, account, size)
+	return share(use, account, size)
 }
 
-// share refuses an upload after which its account had more of the store than is left free,
-// announced uploads included. s.mu is held.
-func (s *Server) share(use store.PayloadsUse, account subjects.SessionID, size int64) error {
-	for _, u := range s.uploads {
-		have, _, _ := u.Size()
-		use.Used += u.size - have
-		if u.account == account {
-			use.Mine += u.size - have
-		}
-	}
+// share refuses what would give its account more of the store than is left free.
+func share(use store.PayloadsUse, account subjects.SessionID, size int64) error {
 	switch free := use.Max - use.Used; {
 	case use.Max <= 0:
 	case size > free:
@@ -420,6 +452,10 @@ func (s *Server) get(name string, h codec.Header, m *nats.Msg) error {
 	}
 	if err != nil {
 		return err
+	}
+	if p.Size == 0 { // its part has no bytes
+		page.end(codec.High{Terminal: true}, done, 0)
+		return nil
 	}
 	from, skip, all := req.FromSeq, 0, p.Parts()
 	if done > all {

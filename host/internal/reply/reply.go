@@ -238,10 +238,11 @@ func (p *Replies) refer(session subjects.SessionID, record admit.Record) admit.R
 // Keep stores a tool's result for its caller.
 func (p *Replies) Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error) {
 	account := p.Account(session)
-	err := p.Payloads.Room(p.Base, account, int64(len(value)))
+	done, err := p.Payloads.Room(p.Base, account, int64(len(value)))
 	var ref *codec.Ref
 	if err == nil {
 		ref, err = payloads.Store(p.Base, store.Of(p.Bus), session, account, bytes.NewReader(value), p.PayloadMax)
+		done()
 	}
 	if err != nil {
 		return nil, admit.Failure(toolmesh.AsError(err).WithStarted(toolmesh.StartedYes), toolmesh.StartedYes)
