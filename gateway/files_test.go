@@ -153,7 +153,7 @@ func TestFiles(t *testing.T) {
 			c.body, c.h = form(t, parts...)
 		}
 		if a := r.do(t, "POST", c.path, c.body, c.h); a.status != c.status || a.problem(t)["code"] != c.code {
-			t.Errorf("%s: %d %s", what, a.status, a.body)
+			t.Errorf("%s: %d %.300s", what, a.status, a.body)
 		}
 	}
 	if left, err := os.ReadDir(spool); err != nil || len(left) > 0 {

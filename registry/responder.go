@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"hash/fnv"
 	"io"
 	"maps"
@@ -71,19 +72,19 @@ type Request struct {
 // declared are descriptors of a request.
 type declared []*tool.Descriptor
 
-// UnmarshalJSON reads one more than a request may have: each takes many times the bytes of its text.
+// UnmarshalJSON reads one more than a request may have, and no further: each takes many times its text.
 func (d *declared) UnmarshalJSON(data []byte) error {
-	var texts []json.RawMessage
-	if err := json.Unmarshal(data, &texts); err != nil {
-		return err
+	in := json.NewDecoder(bytes.NewReader(data))
+	begin, err := in.Token()
+	if begin != json.Delim('[') && begin != nil {
+		return errors.New("no list")
 	}
-	*d = make(declared, min(len(texts), renderMost+1))
-	for i := range *d {
-		if err := json.Unmarshal(texts[i], &(*d)[i]); err != nil {
-			return err
-		}
+	for err == nil && len(*d) <= renderMost && in.More() {
+		var one *tool.Descriptor
+		err = in.Decode(&one)
+		*d = append(*d, one)
 	}
-	return nil
+	return err
 }
 
 // ListAnswer is a page of tools, as `mesh ls --json` prints them.
