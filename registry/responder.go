@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
-	"errors"
 	"hash/fnv"
 	"io"
 	"maps"
@@ -18,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -72,18 +72,9 @@ type Request struct {
 // declared are descriptors of a request.
 type declared []*tool.Descriptor
 
-// UnmarshalJSON reads one more than a request may have, and no further: each takes many times its text.
-func (d *declared) UnmarshalJSON(data []byte) error {
-	in := json.NewDecoder(bytes.NewReader(data))
-	begin, err := in.Token()
-	if begin != json.Delim('[') && begin != nil {
-		return errors.New("no list")
-	}
-	for err == nil && len(*d) <= renderMost && in.More() {
-		var one *tool.Descriptor
-		err = in.Decode(&one)
-		*d = append(*d, one)
-	}
+// UnmarshalJSON reads one more than a request may have.
+func (d *declared) UnmarshalJSON(data []byte) (err error) {
+	*d, err = codec.ReadItems[*tool.Descriptor](data, renderMost+1)
 	return err
 }
 
