@@ -30,7 +30,7 @@ type nestedFiles struct {
 type nestedFile struct {
 	*store.Upload
 	size int64
-	done func() // gives its room back
+	done func() // it is stored, or dropped
 }
 
 // File takes a file of the call's tool in pieces: "put", with {"size"}, returns an id,
@@ -83,18 +83,8 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 	if about.Size > h.opts.PayloadMax {
 		return nil, payloads.TooLarge(about.Size, h.opts.PayloadMax)
 	}
-	_, name, err := payloads.NewName(n.call.Session)
+	u, done, err := h.payloads.Begin(ctx, n.call.Session, h.sessions.Account(n.call.Session), about.Size)
 	if err != nil {
-		return nil, err
-	}
-	account := h.sessions.Account(n.call.Session)
-	done, err := h.payloads.Room(ctx, account, about.Size)
-	if err != nil {
-		return nil, err
-	}
-	u, err := store.Of(h.bus).NewUpload(name, account, true)
-	if err != nil {
-		done()
 		return nil, err
 	}
 	n.files.mu.Lock()

@@ -90,14 +90,14 @@ func TestTheStoreIsShared(t *testing.T) {
 	if n := put("t"); n < 6 || n > 9 {
 		t.Errorf("the second session stores %d of 32 MiB", n)
 	}
-	if _, err := r.Room(t.Context(), "s", 1<<20); toolmesh.CodeOf(err) != toolmesh.CodeBusy {
+	if _, err := r.Keep(t.Context(), "s", "s", value); toolmesh.CodeOf(err) != toolmesh.CodeBusy {
 		t.Errorf("a result of the first session: %v", err)
 	}
-	stored, err := r.Room(t.Context(), "u", 3<<20)
+	_, stored, err := r.Begin(t.Context(), "u", "u", 3<<20)
 	if err != nil {
 		t.Fatalf("a result of a third session: %v", err)
 	}
-	if _, err := r.Room(t.Context(), "u", 3<<20); toolmesh.CodeOf(err) != toolmesh.CodeBusy {
+	if _, _, err := r.Begin(t.Context(), "u", "u", 3<<20); toolmesh.CodeOf(err) != toolmesh.CodeBusy {
 		t.Errorf("a result of the third session next to one that is being stored: %v", err)
 	}
 	stored()
