@@ -31,7 +31,7 @@ type nestedFiles struct {
 type nestedFile struct {
 	*store.Upload
 	size int64
-	give func() // returns its room in the store, once it is stored or given up
+	done func() // it is stored, or dropped
 }
 
 // File takes a file of the call's tool in pieces: "put", with {"size"}, returns an id,
@@ -66,10 +66,10 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 	if err != nil {
 		return nil, err
 	}
-	f.give()
 	n.files.mu.Lock()
 	delete(n.files.uploads, id)
 	n.files.mu.Unlock()
+	f.done()
 	return tool.MarshalPlain(map[string]any{"ref": p.Name, "digest": p.Digest, "size": p.Size})
 }
 
@@ -90,18 +90,8 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 	if about.Size > h.opts.PayloadMax {
 		return nil, payloads.TooLarge(about.Size, h.opts.PayloadMax)
 	}
-	_, name, err := payloads.NewName(n.call.Session)
+	u, done, err := h.payloads.Begin(ctx, n.call.Session, h.sessions.Account(n.call.Session), about.Size)
 	if err != nil {
-		return nil, err
-	}
-	account := h.sessions.Account(n.call.Session)
-	give, err := h.payloads.Room(ctx, account, about.Size)
-	if err != nil {
-		return nil, err
-	}
-	u, err := store.Of(h.bus).NewUpload(name, account, true)
-	if err != nil {
-		give()
 		return nil, err
 	}
 	n.files.mu.Lock()
@@ -111,7 +101,7 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 	}
 	n.files.last++
 	id := strconv.Itoa(n.files.last)
-	n.files.uploads[id] = &nestedFile{u, about.Size, give}
+	n.files.uploads[id] = &nestedFile{u, about.Size, done}
 	return []byte(id), nil
 }
 
@@ -155,7 +145,7 @@ func (n *NestedCalls) Close() {
 	n.files.uploads = nil
 	n.files.mu.Unlock()
 	for _, f := range left {
-		f.give()
+		f.done()
 		n.call.host.background.Go(func() { _ = f.Drop(n.call.host.base) }) // else it expires
 	}
 }

@@ -68,10 +68,10 @@ type Server struct {
 	places *fair.Room[subjects.SessionID] // uploads
 	held   held
 
-	mu       sync.Mutex
-	uploads  map[string]*upload           // by the value's name
-	promised map[subjects.SessionID]int64 // by account: see Room
-	closed   bool
+	mu      sync.Mutex
+	uploads map[string]*upload   // by the value's name
+	own     map[*upload]struct{} // values of the node's own that are being stored
+	closed  bool
 }
 
 // upload is a value that a caller is sending.
@@ -89,7 +89,7 @@ type upload struct {
 func NewServer(o ServerOptions) *Server {
 	return &Server{
 		ServerOptions: o, reads: fair.NewQueue[subjects.SessionID](maxReads, maxWaiting, o.Go),
-		places: fair.NewRoom[subjects.SessionID](maxUploads), uploads: make(map[string]*upload), promised: make(map[subjects.SessionID]int64),
+		places: fair.NewRoom[subjects.SessionID](maxUploads), uploads: make(map[string]*upload), own: make(map[*upload]struct{}),
 		held: held{room: fair.NewRoom[subjects.SessionID](heldBytes), of: make(map[string]*heldValue)},
 	}
 }
@@ -217,43 +217,78 @@ func (s *Server) begin(session subjects.SessionID, name string, h codec.Header, 
 	return nil
 }
 
-// Room promises an account so many bytes of the store, until give is called: once they are stored, or are not to be.
-// The error says why it may not store as many. It asks the store.
-func (s *Server) Room(ctx context.Context, account subjects.SessionID, size int64) (give func(), err error) {
+// Begin begins to store a value of the node's own, of at most so many bytes. They count until done is
+// called. The error says why the account may not store them.
+func (s *Server) Begin(ctx context.Context, session, account subjects.SessionID, size int64) (u *store.Upload, done func(), err error) {
+	_, name, err := NewName(session)
+	if err != nil {
+		return nil, nil, err
+	}
 	use, err := s.Bus.PayloadsUse(ctx, account)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.share(use, account, size); err != nil {
-		return nil, err
+	if err = s.share(use, account, size); err == nil {
+		u, err = s.Bus.NewUpload(name, account, true)
 	}
-	s.promised[account] += size
-	return sync.OnceFunc(func() {
+	if err != nil {
+		return nil, nil, err
+	}
+	one := &upload{Upload: u, account: account, size: size}
+	s.own[one] = struct{}{}
+	return u, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.promised[account] -= size; s.promised[account] == 0 {
-			delete(s.promised, account)
-		}
-	}), nil
+		delete(s.own, one)
+	}, nil
 }
 
-// share refuses an upload after which its account had more of the store than is left free,
-// announced uploads and promises included. s.mu is held.
-func (s *Server) share(use store.PayloadsUse, account subjects.SessionID, size int64) error {
-	for of, bytes := range s.promised {
-		if use.Used += bytes; of == account {
-			use.Mine += bytes
-		}
+// Keep stores a value of the node's own, which must not change, and holds it for a while.
+func (s *Server) Keep(ctx context.Context, session, account subjects.SessionID, value []byte) (*codec.Ref, error) {
+	u, done, err := s.Begin(ctx, session, account, int64(len(value)))
+	if err != nil {
+		return nil, err
 	}
-	for _, u := range s.uploads {
+	defer done()
+	ref, err := finish(ctx, s.Bus, u, bytes.NewReader(value), s.Max)
+	if err == nil {
+		s.hold(account, ref, value)
+	}
+	return ref, err
+}
+
+// share is that of the store, with the rest of all values that are being stored. s.mu is held.
+func (s *Server) share(use store.PayloadsUse, account subjects.SessionID, size int64) error {
+	add := func(u *upload) {
 		have, _, _ := u.Size()
 		use.Used += u.size - have
 		if u.account == account {
 			use.Mine += u.size - have
 		}
 	}
+	for _, u := range s.uploads {
+		add(u)
+	}
+	for u := range s.own {
+		add(u)
+	}
+	return share(use, account, size)
+}
+
+// Share says why an account may not store so many bytes more; nil if it may. It does not know what is
+// being stored.
+func Share(ctx context.Context, b store.Store, account subjects.SessionID, size int64) error {
+	use, err := b.PayloadsUse(ctx, account)
+	if err != nil {
+		return err
+	}
+	return share(use, account, size)
+}
+
+// share refuses what would give its account more of the store than is left free.
+func share(use store.PayloadsUse, account subjects.SessionID, size int64) error {
 	switch free := use.Max - use.Used; {
 	case use.Max <= 0:
 	case size > free:
@@ -441,6 +476,10 @@ func (s *Server) get(name string, h codec.Header, m *nats.Msg) error {
 	if err != nil {
 		return err
 	}
+	if p.Size == 0 { // its part has no bytes
+		page.end(codec.High{Terminal: true}, done, 0)
+		return nil
+	}
 	from, skip, all := req.FromSeq, 0, p.Parts()
 	if done > all {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s is %d: there are %d pieces", codec.HeaderCount, done, all)
@@ -486,9 +525,9 @@ func (p *page) end(high codec.High, done int, size int64) {
 	p.s.respond(p.reply, h, nil)
 }
 
-// Hold keeps a payload that was stored from memory in memory for its next reader. The value must
+// hold keeps a payload that was stored from memory in memory for its next reader. The value must
 // not change.
-func (s *Server) Hold(account subjects.SessionID, ref *codec.Ref, value []byte) {
+func (s *Server) hold(account subjects.SessionID, ref *codec.Ref, value []byte) {
 	v := &heldValue{name: ref.Name, account: account, digest: ref.Digest, size: int64(len(value))}
 	if v.size > heldBytes/2 {
 		return
