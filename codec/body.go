@@ -2,6 +2,7 @@ package codec
 
 import (
 	"bytes"
+	jsonv1 "encoding/json"
 	"errors"
 	"reflect"
 	"strings"
@@ -74,4 +75,24 @@ func wanted(k reflect.Kind) string {
 		return "a list of texts"
 	}
 	return "a whole number"
+}
+
+// ReadItems reads the first items of a list, up to most, or of null. Of a list that is too long for
+// its reader no more are read than tell that: an item may take many times the memory of its text.
+func ReadItems[T any](list []byte, most int) (items []T, err error) {
+	in := jsonv1.NewDecoder(bytes.NewReader(list))
+	begin, err := in.Token()
+	switch {
+	case err != nil || begin == nil:
+		return nil, err
+	case begin != jsonv1.Delim('['):
+		return nil, jsonv1.Unmarshal(list, &items) // it says what the value is
+	}
+	items = []T{}
+	for err == nil && len(items) < most && in.More() {
+		var one T
+		err = in.Decode(&one)
+		items = append(items, one)
+	}
+	return items, err
 }

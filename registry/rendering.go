@@ -41,6 +41,9 @@ type ArgumentsAnswer struct {
 // described returns the descriptors of tools, in the order of their names and each once. own
 // are tools of the caller's own. An error names the tool that it is about.
 func (r *Responder) described(ctx context.Context, session subjects.SessionID, names []string, own []*tool.Descriptor) ([]*tool.Descriptor, error) {
+	if len(own) > renderMost {
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "declared has more than %d tools: declare those that the request is about", renderMost).WithDetail("max", renderMost)
+	}
 	var all []*tool.Descriptor
 	var digests []string // of those of all that are in the store
 	seen := make(map[subjects.ToolID]bool, len(names))
@@ -166,6 +169,10 @@ func (r *Responder) arguments(ctx context.Context, q *query) (any, error) {
 	if q.Tool == "" {
 		return nil, missing("tool")
 	}
+	globs, err := q.globs()
+	if err != nil {
+		return nil, err
+	}
 	text := q.Arguments
 	var inner *string // as some providers write them: JSON in a text; null is nothing
 	if json.Unmarshal(text, &inner) == nil {
@@ -178,7 +185,7 @@ func (r *Responder) arguments(ctx context.Context, q *query) (any, error) {
 	if !slices.ContainsFunc(q.Declared, func(d *tool.Descriptor) bool { return d != nil && string(d.ID) == name }) {
 		id, err := r.view.meant(q.session, name)
 		if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound { // only then: it compares all ids
-			if id = r.view.alike(q.session, name, subjects.Globs(q.Tools)); id != "" {
+			if id = r.view.alike(q.session, name, globs); id != "" {
 				err = nil
 			}
 		}

@@ -248,6 +248,8 @@ func TestRenderingRefuses(t *testing.T) {
 		"too many tools":       {registry.VerbRender, `{"provider":"mcp","tools":` + string(many) + `}`, toolmesh.CodePayloadTooLarge, "501 tools"},
 		"after what is not":    {registry.VerbRender, `{"provider":"mcp","tools":["a.one"],"after":"a.two"}`, toolmesh.CodeInvalidRequest, "after"},
 		"too many described":   {registry.VerbDescribe, `{"tools":` + string(many) + `}`, toolmesh.CodePayloadTooLarge, "501 tools"},
+		"too many declared":    {registry.VerbRender, `{"provider":"mcp","tools":["a.one"],"declared":[{}` + strings.Repeat(`,{}`, 100_000) + `,5]}`, toolmesh.CodePayloadTooLarge, "more than 500"},
+		"long globs":           {registry.VerbArguments, `{"tool":"a.one","tools":["` + strings.Repeat("*a", 3000) + `"]}`, toolmesh.CodeInvalidRequest, "patterns of tools"},
 		"arguments of no tool": {registry.VerbArguments, `{"arguments":{}}`, toolmesh.CodeInvalidRequest, "tool is missing"},
 		"of an unknown tool":   {registry.VerbArguments, `{"provider":"mcp","tool":"a.two","arguments":{}}`, toolmesh.CodeToolNotFound, "a.two"},
 		"broken JSON":          {registry.VerbArguments, `{"provider":"openai","tool":"a.one","arguments":"{'x': 1}"}`, toolmesh.CodeInvalidArguments, "the arguments are not valid JSON: invalid character"},

@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -61,11 +62,20 @@ type Request struct {
 	// declare read_only.
 	Query    string `json:"query,omitempty"`
 	ReadOnly bool   `json:"read_only,omitempty"`
-	// Declared are tools of the caller's own: ID, Description and InputSchema count. For render and
-	// arguments their ids mean these tools, even if the mesh serves others of that id.
-	Declared []*tool.Descriptor `json:"declared,omitempty"`
+	// Declared are tools of the caller's own, 500 at most: ID, Description and InputSchema count. For
+	// render and arguments their ids mean these tools, even if the mesh serves others of that id.
+	Declared declared `json:"declared,omitempty"`
 	// Arguments are those that a model wrote: an object, or JSON in a text.
 	Arguments json.RawMessage `json:"arguments,omitempty"`
+}
+
+// declared are descriptors of a request.
+type declared []*tool.Descriptor
+
+// UnmarshalJSON reads one more than a request may have.
+func (d *declared) UnmarshalJSON(data []byte) (err error) {
+	*d, err = codec.ReadItems[*tool.Descriptor](data, renderMost+1)
+	return err
 }
 
 // ListAnswer is a page of tools, as `mesh ls --json` prints them.

@@ -208,6 +208,10 @@ func (r *Responder) search(ctx context.Context, q *query) (any, error) {
 	case q.Limit < 0 || q.Limit > searchMax:
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "limit is %d: it is a whole number from 1 to %d", q.Limit, searchMax)
 	}
+	globs, err := q.globs()
+	if err != nil {
+		return nil, err
+	}
 	session := canonical(q.session)
 	var indexes []*search.Index
 	for _, scope := range []subjects.SessionID{"", session} {
@@ -246,7 +250,6 @@ func (r *Responder) search(ctx context.Context, q *query) (any, error) {
 		}
 		return true, nil
 	}
-	globs := subjects.Globs(q.Tools)
 	var found []FoundTool
 	var digests []string
 	for key, score := range search.Rank(search.Parse(q.Query), indexes...) {
@@ -268,8 +271,17 @@ func (r *Responder) search(ctx context.Context, q *query) (any, error) {
 		}
 		found, digests = found[:0], digests[:0]
 	}
-	_, err := add(found, digests)
+	_, err = add(found, digests)
 	return answer, err
+}
+
+// globs are those of which a tool must match one.
+func (q *query) globs() (subjects.Globs, error) {
+	globs := subjects.Globs(q.Tools)
+	if err := globs.Check(); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "tools: %w", err)
+	}
+	return globs, nil
 }
 
 // beginning returns the first bytes of a text, whole characters of it.

@@ -140,6 +140,7 @@ func TestSearchIsBounded(t *testing.T) {
 		"an empty query":     {registry.Request{Query: " \n"}, toolmesh.CodeInvalidRequest},
 		"a limit of nothing": {registry.Request{Query: "mail", Limit: -1}, toolmesh.CodeInvalidRequest},
 		"a large limit":      {registry.Request{Query: "mail", Limit: 1001}, toolmesh.CodeInvalidRequest},
+		"long globs":         {registry.Request{Query: "mail", Tools: []string{strings.Repeat("*a", 500_000)}}, toolmesh.CodeInvalidRequest},
 		"a query of numbers": {`{"query":[1]}`, toolmesh.CodeInvalidRequest},
 	} {
 		if err := ask(t, b, "s1", registry.VerbSearch, c.q, &answer); toolmesh.CodeOf(err) != c.code {

@@ -14,16 +14,25 @@ const globsMax = 4 << 10
 // ParseGlobs reads patterns with commas between them. In a pattern * matches any text
 // without a dot, and ** any text.
 func ParseGlobs(text string) (Globs, error) {
-	if len(text) > globsMax {
-		return nil, fmt.Errorf("%w: patterns of tools have %d bytes, and may have %d", ErrInvalid, len(text), globsMax)
-	}
 	var all Globs
 	for one := range strings.SplitSeq(text, ",") {
 		if one = strings.TrimSpace(one); one != "" {
 			all = append(all, one)
 		}
 	}
-	return all, nil
+	return all, all.Check()
+}
+
+// Check refuses patterns that are too long: each tool is compared with them.
+func (g Globs) Check() error {
+	size := max(len(g)-1, 0)
+	for _, one := range g {
+		size += len(one)
+	}
+	if size > globsMax {
+		return fmt.Errorf("%w: patterns of tools have %d bytes, and may have %d", ErrInvalid, size, globsMax)
+	}
+	return nil
 }
 
 // Match reports whether a tool is among those that the patterns mean.
