@@ -30,6 +30,7 @@ type nestedFiles struct {
 type nestedFile struct {
 	*store.Upload
 	size int64
+	done func() // it is stored, or dropped
 }
 
 // File takes a file of the call's tool in pieces: "put", with {"size"}, returns an id,
@@ -67,6 +68,7 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 	n.files.mu.Lock()
 	delete(n.files.uploads, id)
 	n.files.mu.Unlock()
+	f.done()
 	return tool.MarshalPlain(map[string]any{"ref": p.Name, "digest": p.Digest, "size": p.Size})
 }
 
@@ -81,15 +83,7 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 	if about.Size > h.opts.PayloadMax {
 		return nil, payloads.TooLarge(about.Size, h.opts.PayloadMax)
 	}
-	_, name, err := payloads.NewName(n.call.Session)
-	if err != nil {
-		return nil, err
-	}
-	account := h.sessions.Account(n.call.Session)
-	if err := h.payloads.Room(ctx, account, about.Size); err != nil {
-		return nil, err
-	}
-	u, err := store.Of(h.bus).NewUpload(name, account, true)
+	u, done, err := h.payloads.Begin(ctx, n.call.Session, h.sessions.Account(n.call.Session), about.Size)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +94,7 @@ func (n *NestedCalls) putFile(ctx context.Context, body []byte) ([]byte, error) 
 	}
 	n.files.last++
 	id := strconv.Itoa(n.files.last)
-	n.files.uploads[id] = &nestedFile{u, about.Size}
+	n.files.uploads[id] = &nestedFile{u, about.Size, done}
 	return []byte(id), nil
 }
 
@@ -144,6 +138,7 @@ func (n *NestedCalls) Close() {
 	n.files.uploads = nil
 	n.files.mu.Unlock()
 	for _, f := range left {
+		f.done()
 		n.call.host.background.Go(func() { _ = f.Drop(n.call.host.base) }) // else it expires
 	}
 }

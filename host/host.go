@@ -149,7 +149,7 @@ func NewOn(conn registry.Conn, opts *Options) (*Host, error) {
 		Go: k.background.Go, Admit: func(session subjects.SessionID) error { _, err := k.sessions.Settled(session); return err }, Account: k.sessions.Account, Log: k.log,
 	})
 	k.replies = reply.New(reply.Options{
-		Bus: b, Base: k.base, Log: k.log, Payloads: k.payloads, PayloadMax: o.PayloadMax, Account: k.sessions.Account, Load: k.load, Go: k.background.Go,
+		Bus: b, Base: k.base, Log: k.log, Payloads: k.payloads, Account: k.sessions.Account, Load: k.load, Go: k.background.Go,
 	})
 	k.cache = cache.New(o.CacheBytes, o.CacheEntries, k.replies.Fits)
 	h.runner = newRunner(k)

@@ -64,6 +64,11 @@ func Store(ctx context.Context, b store.Store, session, account subjects.Session
 	if err != nil {
 		return nil, err
 	}
+	return finish(ctx, b, u, r, most)
+}
+
+// finish stores the content of r as a value that was begun.
+func finish(ctx context.Context, b store.Store, u *store.Upload, r io.Reader, most int64) (*codec.Ref, error) {
 	p, err := fill(ctx, b, u, r, most)
 	if err != nil {
 		_ = u.Drop(context.WithoutCancel(ctx)) // else it expires

@@ -69,7 +69,8 @@ type Server struct {
 	held   held
 
 	mu      sync.Mutex
-	uploads map[string]*upload // by the value's name
+	uploads map[string]*upload   // by the value's name
+	own     map[*upload]struct{} // values of the node's own that are being stored
 	closed  bool
 }
 
@@ -88,7 +89,7 @@ type upload struct {
 func NewServer(o ServerOptions) *Server {
 	return &Server{
 		ServerOptions: o, reads: fair.NewQueue[subjects.SessionID](maxReads, maxWaiting, o.Go),
-		places: fair.NewRoom[subjects.SessionID](maxUploads), uploads: make(map[string]*upload),
+		places: fair.NewRoom[subjects.SessionID](maxUploads), uploads: make(map[string]*upload), own: make(map[*upload]struct{}),
 		held: held{room: fair.NewRoom[subjects.SessionID](heldBytes), of: make(map[string]*heldValue)},
 	}
 }
@@ -213,27 +214,78 @@ func (s *Server) begin(session subjects.SessionID, name string, h codec.Header, 
 	return nil
 }
 
-// Room says why an account may not store so many bytes more; nil if it may. It asks the store.
-func (s *Server) Room(ctx context.Context, account subjects.SessionID, size int64) error {
+// Begin begins to store a value of the node's own, of at most so many bytes. They count until done is
+// called. The error says why the account may not store them.
+func (s *Server) Begin(ctx context.Context, session, account subjects.SessionID, size int64) (u *store.Upload, done func(), err error) {
+	_, name, err := NewName(session)
+	if err != nil {
+		return nil, nil, err
+	}
 	use, err := s.Bus.PayloadsUse(ctx, account)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.share(use, account, size)
+	if err = s.share(use, account, size); err == nil {
+		u, err = s.Bus.NewUpload(name, account, true)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	one := &upload{Upload: u, account: account, size: size}
+	s.own[one] = struct{}{}
+	return u, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.own, one)
+	}, nil
 }
 
-// share refuses an upload after which its account had more of the store than is left free,
-// announced uploads included. s.mu is held.
+// Keep stores a value of the node's own, which must not change, and holds it for a while.
+func (s *Server) Keep(ctx context.Context, session, account subjects.SessionID, value []byte) (*codec.Ref, error) {
+	u, done, err := s.Begin(ctx, session, account, int64(len(value)))
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	ref, err := finish(ctx, s.Bus, u, bytes.NewReader(value), s.Max)
+	if err == nil {
+		s.hold(account, ref, value)
+	}
+	return ref, err
+}
+
+// share is that of the store, with the rest of all values that are being stored. s.mu is held.
 func (s *Server) share(use store.PayloadsUse, account subjects.SessionID, size int64) error {
-	for _, u := range s.uploads {
+	add := func(u *upload) {
 		have, _, _ := u.Size()
 		use.Used += u.size - have
 		if u.account == account {
 			use.Mine += u.size - have
 		}
 	}
+	for _, u := range s.uploads {
+		add(u)
+	}
+	for u := range s.own {
+		add(u)
+	}
+	return share(use, account, size)
+}
+
+// Share says why an account may not store so many bytes more; nil if it may. It does not know what is
+// being stored.
+func Share(ctx context.Context, b store.Store, account subjects.SessionID, size int64) error {
+	use, err := b.PayloadsUse(ctx, account)
+	if err != nil {
+		return err
+	}
+	return share(use, account, size)
+}
+
+// share refuses what would give its account more of the store than is left free.
+func share(use store.PayloadsUse, account subjects.SessionID, size int64) error {
 	switch free := use.Max - use.Used; {
 	case use.Max <= 0:
 	case size > free:
@@ -421,6 +473,10 @@ func (s *Server) get(name string, h codec.Header, m *nats.Msg) error {
 	if err != nil {
 		return err
 	}
+	if p.Size == 0 { // its part has no bytes
+		page.end(codec.High{Terminal: true}, done, 0)
+		return nil
+	}
 	from, skip, all := req.FromSeq, 0, p.Parts()
 	if done > all {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s is %d: there are %d pieces", codec.HeaderCount, done, all)
@@ -466,9 +522,9 @@ func (p *page) end(high codec.High, done int, size int64) {
 	p.s.respond(p.reply, h, nil)
 }
 
-// Hold keeps a payload that was stored from memory in memory for its next reader. The value must
+// hold keeps a payload that was stored from memory in memory for its next reader. The value must
 // not change.
-func (s *Server) Hold(account subjects.SessionID, ref *codec.Ref, value []byte) {
+func (s *Server) hold(account subjects.SessionID, ref *codec.Ref, value []byte) {
 	v := &heldValue{name: ref.Name, account: account, digest: ref.Digest, size: int64(len(value))}
 	if v.size > heldBytes/2 {
 		return

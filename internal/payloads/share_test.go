@@ -22,6 +22,20 @@ func (r *rig) begin(session string, n, size int) *nats.Msg {
 	return r.ask("mesh.payload."+session+"."+strconv.Itoa(n), fmt.Appendf(nil, `{"size":%d}`, size), "Mesh-Payload", "put")
 }
 
+// limit bounds the store, in bytes.
+func (r *rig) limit(bytes int64) {
+	r.t.Helper()
+	stream, err := r.node.JetStream().Stream(r.t.Context(), "OBJ_MESH_PAYLOADS")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	config := stream.CachedInfo().Config
+	config.MaxBytes = bytes
+	if _, err := r.node.JetStream().UpdateStream(r.t.Context(), config); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
 // A session that sends as many values at once as it may leaves places to another.
 func TestUploadsAreShared(t *testing.T) {
 	t.Parallel()
@@ -50,15 +64,7 @@ func TestUploadsAreShared(t *testing.T) {
 func TestTheStoreIsShared(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1<<30)
-	stream, err := r.node.JetStream().Stream(t.Context(), "OBJ_MESH_PAYLOADS")
-	if err != nil {
-		t.Fatal(err)
-	}
-	config := stream.CachedInfo().Config
-	config.MaxBytes = 32 << 20
-	if _, err := r.node.JetStream().UpdateStream(t.Context(), config); err != nil {
-		t.Fatal(err)
-	}
+	r.limit(32 << 20)
 	value := make([]byte, 1<<20)
 	put := func(session string) (stored int) {
 		for ; ; stored++ {
@@ -84,18 +90,41 @@ func TestTheStoreIsShared(t *testing.T) {
 	if n := put("t"); n < 6 || n > 9 {
 		t.Errorf("the second session stores %d of 32 MiB", n)
 	}
-	if err := r.Room(t.Context(), "s", 1<<20); toolmesh.CodeOf(err) != toolmesh.CodeBusy {
+	if _, err := r.Keep(t.Context(), "s", "s", value); toolmesh.CodeOf(err) != toolmesh.CodeBusy {
 		t.Errorf("a result of the first session: %v", err)
 	}
-	if err := r.Room(t.Context(), "u", 1<<20); err != nil {
-		t.Errorf("a result of a third session: %v", err)
+	_, stored, err := r.Begin(t.Context(), "u", "u", 3<<20)
+	if err != nil {
+		t.Fatalf("a result of a third session: %v", err)
 	}
+	if _, _, err := r.Begin(t.Context(), "u", "u", 3<<20); toolmesh.CodeOf(err) != toolmesh.CodeBusy {
+		t.Errorf("a result of the third session next to one that is being stored: %v", err)
+	}
+	stored()
 	// An announced upload counts.
 	if a := r.begin("u", 0, 3<<20); a.Header.Get("Mesh-Error-Code") != "" {
 		t.Errorf("a third session: %s", a.Data)
 	}
 	if a := r.begin("u", 1, 3<<20); a.Header.Get("Mesh-Error-Code") != "busy" {
 		t.Errorf("the third session has announced its part: %v", a.Header)
+	}
+	r.Close()
+}
+
+// Objects without bytes count for their session, too.
+func TestEmptyObjectsAreShared(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1<<30)
+	r.limit(64 << 10)
+	digest := codec.DigestText(make([]byte, 32))
+	for n := 0; r.begin("s", n, 0).Header.Get("Mesh-Error-Code") == ""; n++ {
+		if n == 100 {
+			t.Fatalf("one session stores %d empty objects", n)
+		}
+		r.ask("mesh.node.n.payload.s."+strconv.Itoa(n), nil, "Mesh-Payload", "end", "Mesh-Digest", digest)
+	}
+	if a := r.begin("t", 0, 1); a.Header.Get("Mesh-Error-Code") != "" {
+		t.Errorf("another session: %s", a.Data)
 	}
 	r.Close()
 }

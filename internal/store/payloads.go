@@ -453,7 +453,14 @@ func (u *Upload) wait(ctx context.Context, most int, refused bool) error {
 // Finish waits until all pieces are stored, and writes the description: from then on the payload
 // can be read. Drop it after an error. digest is the sender's, and readers check it.
 func (u *Upload) Finish(ctx context.Context, digest string) (Object, error) {
-	if err := u.Wait(ctx, 0); err != nil {
+	var err error
+	if u.sent == 0 { // parts count for the account
+		err = u.Write(nil, nil)
+	}
+	if err == nil {
+		err = u.Wait(ctx, 0)
+	}
+	if err != nil {
 		return Object{}, err
 	}
 	if u.sum != nil {
@@ -467,7 +474,7 @@ func (u *Upload) Finish(ctx context.Context, digest string) (Object, error) {
 	ack, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	// A name belongs to one payload: its reference means no other one.
-	_, err := u.st.describe(ack, subjects.ObjectPayloads, p)
+	_, err = u.st.describe(ack, subjects.ObjectPayloads, p)
 	switch {
 	case errors.Is(err, ErrConflict):
 		return Object{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a payload named %q exists already: use another name", u.name).WithOrigin(toolmesh.OriginMesh)

@@ -145,7 +145,10 @@ func (s *Service) answerOf(ctx context.Context, t *stored, verb string, q *codec
 	answer = &t.Task
 	left := s.bus.MaxPayload() - 2*recordRoom
 	if v := t.LargeResult; v != nil && (v.Size <= left || q.AcceptRef) {
-		if err := held.take(v.Size); err != nil {
+		if err = held.take(v.Size); err == nil && v.Size > left {
+			err = payloads.Share(ctx, s.bus, held.account, v.Size)
+		}
+		if err != nil {
 			return nil, err
 		}
 		data, err := s.fetch(ctx, v)

@@ -77,6 +77,43 @@ func TestLargeTasksAgain(t *testing.T) {
 	}
 }
 
+// Results that a session has put out for reading, again and again, leave others their part of the store.
+func TestResultsByReferenceAreShared(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	created(t, broker, "greedy", "other")
+	newDesk().serve(t, broker.Connect(t), host.Options{})
+	runs(t, broker.Connect(t), 0)
+	nc := broker.Connect(t)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), "OBJ_MESH_PAYLOADS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := stream.CachedInfo().Config
+	config.MaxBytes = 16 << 20
+	if _, err := js.UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	succeeds(t, submit(t, calls(t, nc, "greedy"), "jobs.echo", large("a"), &client.SubmitOptions{ID: "large"}), "did "+large("a"))
+	for {
+		m, err := nc.Request("mesh.task.greedy.wait", []byte(`{"id":"large","accept_ref":true}`), waitTimeout)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e := codec.ParseReply(codec.Header(m.Header), m.Data).Err; e != nil {
+			if e.Code != toolmesh.CodeBusy || e.Details["limit"] != "payloads_share" {
+				t.Errorf("one more: %+v", e)
+			}
+			break
+		}
+	}
+	succeeds(t, submit(t, calls(t, nc, "other"), "jobs.echo", large("b"), nil), "did "+large("b"))
+}
+
 // References that are none, or another session's, are refused where they enter.
 func TestBadReferencesOfTasks(t *testing.T) {
 	t.Parallel()

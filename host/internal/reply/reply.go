@@ -1,7 +1,6 @@
 package reply
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -26,8 +25,6 @@ type Options struct {
 	Base     context.Context //nolint:containedctx // ends with the node
 	Log      *slog.Logger
 	Payloads *payloads.Server
-	// PayloadMax is the size of the largest result that goes by reference, in bytes.
-	PayloadMax int64
 	// Account returns the account that a session's use of the node counts for.
 	Account func(subjects.SessionID) subjects.SessionID
 	// Load is how busy the node is now.
@@ -237,16 +234,10 @@ func (p *Replies) refer(session subjects.SessionID, record admit.Record) admit.R
 
 // Keep stores a tool's result for its caller.
 func (p *Replies) Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error) {
-	account := p.Account(session)
-	err := p.Payloads.Room(p.Base, account, int64(len(value)))
-	var ref *codec.Ref
-	if err == nil {
-		ref, err = payloads.Store(p.Base, store.Of(p.Bus), session, account, bytes.NewReader(value), p.PayloadMax)
-	}
+	ref, err := p.Payloads.Keep(p.Base, session, p.Account(session), value)
 	if err != nil {
 		return nil, admit.Failure(toolmesh.AsError(err).WithStarted(toolmesh.StartedYes), toolmesh.StartedYes)
 	}
-	p.Payloads.Hold(account, ref, value)
 	return ref, nil
 }
 
