@@ -89,16 +89,16 @@ type Keys struct {
 	room   *chunks.Space // of the bucket
 	stored *quota.Quota  // usage of each account
 
-	mu       sync.Mutex                 // no other lock is taken under it
-	held     map[string]chan struct{}   // closed on release
-	pending  map[subjects.SessionID]int // keys that wait to be freed, by account
-	reserved int64                      // bytes of the bucket, for running calls
+	mu       sync.Mutex                   // no other lock is taken under it
+	held     map[string]chan struct{}     // closed on release
+	pending  map[subjects.SessionID]int   // keys that wait to be freed, by account
+	reserved map[subjects.SessionID]int64 // bytes of the bucket, for running calls, by account
 }
 
 // New makes the keys of a node.
 func New(o Options) *Keys {
 	return &Keys{
-		Options: o, held: make(map[string]chan struct{}), pending: make(map[subjects.SessionID]int),
+		Options: o, held: make(map[string]chan struct{}), pending: make(map[subjects.SessionID]int), reserved: make(map[subjects.SessionID]int64),
 		room:   chunks.NewSpace(o.Bus.Bus, subjects.KVStream(subjects.BucketIdem)),
 		stored: quota.New(math.MaxInt64, keysFor, time.Now),
 	}
@@ -116,8 +116,8 @@ func (k *Keys) Tick() {
 	}
 }
 
-// reserve reserves room for a call's outcome before it begins; done releases it. An account that
-// has filled the bucket leaves the others as much as it has itself.
+// reserve reserves room for a call's outcome before it begins; done releases it. An account leaves
+// the others as much of the bucket as it has stored and reserved.
 func (k *Keys) reserve(ctx context.Context, account subjects.SessionID, limit int64) (done func(), bad *toolmesh.Error) {
 	left, most := k.room.Left(ctx)
 	if most == 0 {
@@ -130,15 +130,20 @@ func (k *Keys) reserve(ctx context.Context, account subjects.SessionID, limit in
 	used, _ := k.stored.Take(account, 0)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.reserved+size > left || used+size > left {
-		return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys has no room left for the call's result (the session has stored %d bytes in a day through this node): wait until older keys expire, or call without a key", used)).
+	for _, bytes := range k.reserved {
+		left -= bytes
+	}
+	if used+k.reserved[account]+size > left {
+		return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys has no room left for the call's result (through this node the session has stored %d bytes in a day, and %d are reserved for its running calls): wait until these end or older keys expire, or call without a key", used, k.reserved[account])).
 			WithDetail("limit", "keys_max").WithDetail("max", most)
 	}
-	k.reserved += size
+	k.reserved[account] += size
 	return func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		k.reserved -= size
+		if k.reserved[account] -= size; k.reserved[account] == 0 {
+			delete(k.reserved, account)
+		}
 	}, nil
 }
 

@@ -163,8 +163,8 @@ func TestNodesReserveAtOnce(t *testing.T) {
 		t.Errorf("%d of %d results found room", kept, len(nodes)*each)
 	}
 	for _, k := range nodes {
-		if k.mu.Lock(); len(k.held) > 0 || k.reserved > 0 {
-			t.Errorf("node %s holds %d keys and %d bytes", k.Node, len(k.held), k.reserved)
+		if k.mu.Lock(); len(k.held) > 0 || len(k.reserved) > 0 {
+			t.Errorf("node %s holds %d keys and %v bytes", k.Node, len(k.held), k.reserved)
 		}
 		k.mu.Unlock()
 	}
@@ -291,4 +291,39 @@ func TestKeysAreChargedWithStoredBytes(t *testing.T) {
 	if used, _ := k.stored.Take(subjects.Account("default", ""), 0); used < int64(info.State.Bytes) {
 		t.Errorf("the session is charged for %d of %d bytes", used, info.State.Bytes)
 	}
+}
+
+// The calls of one session that run, or wait for a lane, do not take all room of the bucket.
+func TestRunningCallsLeaveOthersRoom(t *testing.T) {
+	t.Parallel()
+	k := node(t, meshtest.Broker(t), "a")
+	end := make(chan struct{})
+	var calls sync.WaitGroup
+	begun := make(chan bool, 1)
+	for n := 0; ; n++ {
+		calls.Go(func() {
+			got := k.Do(t.Context(), request(fmt.Sprint(n), `{}`), func() admit.Record {
+				begun <- true
+				<-end
+				return admit.Record{Result: json.RawMessage("1")}
+			})
+			if got.Err != nil {
+				begun <- false
+			}
+		})
+		if !<-begun {
+			if n < 100 {
+				t.Errorf("one session alone runs %d calls", n)
+			}
+			break
+		}
+	}
+	other := request("k", `{}`)
+	other.Session = "other"
+	other.Epoch = "1"
+	if got := k.Do(t.Context(), other, func() admit.Record { return admit.Record{Result: json.RawMessage("2")} }); string(got.Result) != "2" {
+		t.Errorf("another session: %s %v", got.Result, got.Err)
+	}
+	close(end)
+	calls.Wait()
 }
