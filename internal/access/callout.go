@@ -71,50 +71,61 @@ type SessionKey struct {
 // errUnknown is the answer to a client whose key belongs to no session, or to another client.
 var errUnknown = errors.New("this key belongs to no session")
 
-// Answer answers one request of a server. find looks a public key up, after the client has proved
-// that it has the private one. client is the server's number of the admitted connection, 0 for
-// none. The error is for an invalid request, or one for another issuer, whose answer the server
-// would refuse.
-func (i *Issuer) Answer(request []byte, find func(public string) (SessionKey, bool)) (answer []byte, client uint64, public string, err error) {
+// Question is a server's question about a client that connects.
+type Question struct {
+	claims *jwt.AuthorizationRequestClaims
+	// Key is the public key whose private half the client has proved to have; empty if it has not.
+	Key string
+	// Client is the server's number of the connection.
+	Client uint64
+}
+
+// Read reads a server's question. The error is for an invalid one, or one for another issuer, whose
+// answer the server would refuse.
+func (i *Issuer) Read(request []byte) (*Question, error) {
 	r, err := jwt.DecodeAuthorizationRequestClaims(string(request))
 	if err != nil {
-		return nil, 0, "", fmt.Errorf("read the server's request: %w", err)
+		return nil, fmt.Errorf("read the server's request: %w", err)
 	}
 	if r.Subject != i.public {
-		return nil, 0, "", fmt.Errorf("the NATS server trusts the issuer %s, and this process has the key of %s: its auth_callout and --auth-issuer are of two meshes, give both the same issuer", r.Subject, i.public)
+		return nil, fmt.Errorf("the NATS server trusts the issuer %s, and this process has the key of %s: its auth_callout and --auth-issuer are of two meshes, give both the same issuer", r.Subject, i.public)
 	}
-	said := jwt.NewAuthorizationResponseClaims(r.UserNkey)
-	said.Audience = r.Server.ID
-	public = r.ConnectOptions.Nkey
-	if said.Jwt, err = i.user(r, find); err != nil {
-		said.Error = err.Error()
-	} else {
-		client = r.ClientInformation.ID
+	q := &Question{claims: r, Client: r.ClientInformation.ID}
+	public, err := nkeys.FromPublicKey(r.ConnectOptions.Nkey)
+	if err != nil {
+		return q, nil //nolint:nilerr // it has proved no key
+	}
+	signed, err := base64.RawURLEncoding.DecodeString(anyBase64.Replace(r.ConnectOptions.SignedNonce))
+	if err == nil && public.Verify([]byte(r.ClientInformation.Nonce), signed) == nil {
+		q.Key = r.ConnectOptions.Nkey
+	}
+	return q, nil
+}
+
+// Answer answers a question: with the rights of the key that the client has proved, or, if known is
+// nil, with a refusal. admitted reports which.
+func (i *Issuer) Answer(q *Question, known *SessionKey) (answer []byte, admitted bool, err error) {
+	said := jwt.NewAuthorizationResponseClaims(q.claims.UserNkey)
+	said.Audience = q.claims.Server.ID
+	refusal := errUnknown
+	if known != nil {
+		said.Jwt, refusal = i.user(q.claims, known)
+	}
+	if refusal != nil {
+		said.Error = refusal.Error()
 	}
 	text, err := said.Encode(i.key)
 	if err != nil {
-		return nil, 0, "", fmt.Errorf("answer the server: %w", err)
+		return nil, false, fmt.Errorf("answer the server: %w", err)
 	}
-	return []byte(text), client, public, nil
+	return []byte(text), refusal == nil, nil
 }
 
 // anyBase64 makes one of the forms of base64 that clients write a signature in: nats-py
 // sends standard base64 with padding, others base64url. The server takes both.
 var anyBase64 = strings.NewReplacer("+", "-", "/", "_", "=", "")
 
-func (i *Issuer) user(r *jwt.AuthorizationRequestClaims, find func(string) (SessionKey, bool)) (string, error) {
-	public, err := nkeys.FromPublicKey(r.ConnectOptions.Nkey)
-	if err != nil {
-		return "", errUnknown
-	}
-	signed, err := base64.RawURLEncoding.DecodeString(anyBase64.Replace(r.ConnectOptions.SignedNonce))
-	if err != nil || public.Verify([]byte(r.ClientInformation.Nonce), signed) != nil {
-		return "", errUnknown
-	}
-	known, ok := find(r.ConnectOptions.Nkey)
-	if !ok {
-		return "", errUnknown
-	}
+func (i *Issuer) user(r *jwt.AuthorizationRequestClaims, known *SessionKey) (string, error) {
 	rights, err := subjects.CallerRights(known.Session, false)
 	if known.Narrowed {
 		rights, err = subjects.NarrowedRights(known.Session, known.Exact, known.Tools)

@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/fair"
 	"github.com/toolmesh/toolmesh/internal/wake"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -29,8 +29,10 @@ const (
 	narrowedFor = 5 * time.Minute
 	// toolsMax is how many tools the rights of a connection list.
 	toolsMax = 2000
-	// answersAtOnce is how many questions of servers are answered at once.
+	// answersAtOnce is how many questions of servers are answered at once, and answersWait how many
+	// wait; sessions share both.
 	answersAtOnce = 16
+	answersWait   = 1 << 14
 	readTimeout   = 2 * time.Second
 )
 
@@ -70,7 +72,8 @@ type SessionKeys struct {
 	ctx    context.Context // ends with Stop
 	stop   context.CancelFunc
 	wg     sync.WaitGroup
-	work   errgroup.Group // answers
+	work   sync.WaitGroup                  // answers
+	queue  *fair.Queue[subjects.SessionID] // of answers, by the session of the key
 
 	mu      sync.Mutex
 	clients map[uint64]string // the public key of an admitted connection
@@ -86,7 +89,7 @@ func Serve(ctx context.Context, nc *nats.Conn, issuer *access.Issuer, o Options)
 		wrong: rate.Sometimes{Interval: time.Minute},
 	}
 	k.ctx, k.stop = context.WithCancel(context.Background())
-	k.work.SetLimit(answersAtOnce)
+	k.queue = fair.NewQueue[subjects.SessionID](answersAtOnce, answersWait, k.work.Go)
 	var err error
 	if k.bus, err = bus.New(nc, &bus.Options{Logger: o.Logger}); err != nil {
 		return nil, err
@@ -112,9 +115,7 @@ func (k *SessionKeys) open(ctx context.Context, nc *nats.Conn) error {
 	if k.view, err = registry.OpenView(ctx, k.bus, &registry.ViewOptions{SessionsOnly: true, Logger: k.opts.Logger}); err != nil {
 		return err
 	}
-	k.sub, err = nc.QueueSubscribe(subjects.UserAuth, subjects.QueueGroup, func(m *nats.Msg) {
-		k.work.Go(func() error { k.asked(m); return nil })
-	})
+	k.sub, err = nc.QueueSubscribe(subjects.UserAuth, subjects.QueueGroup, k.asked)
 	if err != nil {
 		k.view.Close()
 	}
@@ -124,50 +125,64 @@ func (k *SessionKeys) open(ctx context.Context, nc *nats.Conn) error {
 // Stop ends it. Admitted connections stay until their renewal.
 func (k *SessionKeys) Stop() {
 	_ = k.sub.Unsubscribe()
-	_ = k.work.Wait() // a login that is refused meanwhile would be the end of its client
+	k.work.Wait() // a login that is refused meanwhile would be the end of its client
 	k.stop()
 	k.wg.Wait()
 	k.view.Close()
 	k.bus.Close()
 }
 
-// asked answers a question of the server. Only trusted processes can publish one. It does not wait
-// for records that the view lacks, as strangers cause questions, too.
+// asked takes a question of the server. Only trusted processes can publish one. It does not wait for
+// records that the view lacks, as strangers cause questions, too. A question for which a session has
+// no room has no answer, and the server refuses the client.
 func (k *SessionKeys) asked(m *nats.Msg) {
-	answer, client, public, err := k.issuer.Answer(m.Data, k.find)
+	q, err := k.issuer.Read(m.Data)
 	if err != nil {
-		k.wrong.Do(func() {
-			k.opts.Logger.Error("keys of sessions cannot be admitted", slog.String("error", err.Error()))
-		})
+		k.warn(err)
 		return
 	}
-	if client != 0 && k.opts.Server != nil {
-		k.mu.Lock()
-		k.clients[client] = public
-		k.mu.Unlock()
-	}
-	_ = m.Respond(answer)
+	asks, _ := k.view.Key(q.Key)
+	k.queue.Do(asks.Session, func() {
+		var may *access.SessionKey
+		if known, ok := k.view.Key(q.Key); ok { // it may have been revoked meanwhile
+			may = k.rights(known)
+		}
+		answer, admitted, err := k.issuer.Answer(q, may)
+		if err != nil {
+			k.warn(err)
+			return
+		}
+		if admitted && k.opts.Server != nil {
+			k.mu.Lock()
+			k.clients[q.Client] = q.Key
+			k.mu.Unlock()
+		}
+		_ = m.Respond(answer)
+	})
 }
 
-func (k *SessionKeys) find(public string) (access.SessionKey, bool) {
-	known, ok := k.view.Key(public)
-	if !ok {
-		return access.SessionKey{}, false
-	}
-	found := access.SessionKey{Session: known.Session, Until: known.Until, Narrowed: known.Narrowed()}
+func (k *SessionKeys) warn(err error) {
+	k.wrong.Do(func() {
+		k.opts.Logger.Error("keys of sessions cannot be admitted", slog.String("error", err.Error()))
+	})
+}
+
+// rights returns what a key may do; nil if that is unknown.
+func (k *SessionKeys) rights(known registry.Key) *access.SessionKey {
+	may := &access.SessionKey{Session: known.Session, Until: known.Until, Narrowed: known.Narrowed()}
 	if k.opts.Server == nil {
-		found.For = k.opts.Renew
+		may.For = k.opts.Renew
 	}
-	if !found.Narrowed {
-		return found, true
+	if !may.Narrowed {
+		return may
 	}
-	found.For = min(cmp.Or(k.opts.Renew, narrowedFor), narrowedFor)
+	may.For = min(cmp.Or(k.opts.Renew, narrowedFor), narrowedFor)
 	var err error
-	if found.Exact, found.Tools, err = k.narrow(known); err != nil {
+	if may.Exact, may.Tools, err = k.narrow(known); err != nil {
 		k.opts.Logger.Warn("token is refused: its tools are unknown", slog.String("token", known.Token), slog.String("error", err.Error()))
-		return access.SessionKey{}, false
+		return nil
 	}
-	return found, true
+	return may
 }
 
 // narrow returns the rights of a narrowed key: globs that are patterns of subjects, and tools.

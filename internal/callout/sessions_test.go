@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -286,11 +287,14 @@ func TestSignaturesInEveryForm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := func(string) (access.SessionKey, bool) { return access.SessionKey{Session: "mine"}, true }
 	for form, written := range map[string]*base64.Encoding{"raw URL": base64.RawURLEncoding, "URL": base64.URLEncoding, "raw": base64.RawStdEncoding, "standard, as nats-py": base64.StdEncoding} {
 		for range 20 { // not each has a character that differs
 			request, _ := question(t, public, written)
-			answer, _, _, err := issuer.Answer(request, known)
+			q, err := issuer.Read(request)
+			if err != nil || q.Key == "" {
+				t.Fatalf("%s: %+v %v", form, q, err)
+			}
+			answer, _, err := issuer.Answer(q, &access.SessionKey{Session: "mine"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -359,7 +363,11 @@ func TestRenewalIsByTheServersClock(t *testing.T) {
 	} {
 		request, asked := question(t, public, base64.RawURLEncoding)
 		c.key.Session = "mine"
-		text, _, _, err := issuer.Answer(request, func(string) (access.SessionKey, bool) { return c.key, true })
+		q, err := issuer.Read(request)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		text, _, err := issuer.Answer(q, &c.key)
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
@@ -390,7 +398,7 @@ func (s *slowServer) Connected(uint64) bool {
 
 func (*slowServer) Disconnect(uint64) {}
 
-// A login does not wait for the check of other sessions.
+// A login does not wait for the check of other sessions, nor for the logins of another one.
 func TestLoginsDoNotWaitForUpkeep(t *testing.T) {
 	t.Parallel()
 	k := meshtest.WithKeys(t)
@@ -400,8 +408,13 @@ func TestLoginsDoNotWaitForUpkeep(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := &slowServer{asked: make(chan struct{}, 1), answer: make(chan struct{})}
-	answer(t, k, issuer, callout.Options{Server: server})
-	t.Cleanup(func() { close(server.answer) })
+	looks, slow := make(chan struct{}, 100), make(chan struct{})
+	answer(t, k, issuer, callout.Options{Server: server, Seen: func() *registry.View {
+		looks <- struct{}{}
+		<-slow
+		return nil
+	}})
+	t.Cleanup(func() { close(server.answer); close(slow) })
 	login := func(id subjects.SessionID) {
 		t.Helper()
 		file := t.TempDir() + "/key.nk"
@@ -428,4 +441,31 @@ func TestLoginsDoNotWaitForUpkeep(t *testing.T) {
 	login("first")
 	<-server.asked
 	login("second")
+
+	// The rights of this token are listed, which takes time.
+	pair, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := pair.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.CreateToken(t.Context(), registry.TokenRecord{ID: "tok_1", Session: "first", Epoch: "1", Key: public, Tools: subjects.Globs{"lab.a*"}, Created: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	var connecting sync.WaitGroup
+	t.Cleanup(connecting.Wait)
+	for range 64 {
+		connecting.Go(func() {
+			if nc, err := nats.Connect(k.URL, nats.Nkey(public, pair.Sign)); err == nil {
+				nc.Close()
+				t.Error("a token without rights is admitted")
+			}
+		})
+	}
+	for range 8 {
+		<-looks
+	}
+	login("third")
 }
