@@ -11,9 +11,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/toolmesh/toolmesh/gateway"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/testmesh"
@@ -323,6 +325,43 @@ func TestNarrowedToken(t *testing.T) {
 	}
 	if a := r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`, as(r.token)); a.status != 200 {
 		t.Errorf("another token of the session: %d %s", a.status, a.body)
+	}
+}
+
+// A token's rate and its other restrictions hold for a token that the gateway did not know at first, and the
+// rate also after the token's connection was idle.
+func TestRestrictionsAreNotLost(t *testing.T) {
+	t.Parallel()
+	var knows atomic.Bool
+	r := newRig(t, func(o *gateway.Options) {
+		view := o.KeyOf
+		o.Idle = time.Millisecond
+		o.KeyOf = func(public string) (registry.Key, bool) {
+			if !knows.Load() { // as before the gateway has read the registry
+				return registry.Key{}, false
+			}
+			return view(public)
+		}
+	})
+	knows.Store(true)
+	h := r.narrowed(t, registry.TokenRecord{Tools: subjects.Globs{"lab.add"}, Rate: "2/h"})
+	h["Mesh-Session"] = "mine"
+	status := func(path string) int { return r.do(t, "GET", path, "", h).status }
+	call := func() int { return r.do(t, "POST", "/v1/tools/lab.add", `{"a":2,"b":3}`, h).status }
+	knows.Store(false)
+	meshtest.Until(t, "the gateway does not know the token", func() bool { return status("/v1/tools/lab.wait") == 200 })
+	uses := r.open(t, t.Context(), "GET", "/v1/events", "", h)
+	defer uses.Body.Close()
+	knows.Store(true)
+	meshtest.Until(t, "the token in use is restricted", func() bool { return status("/v1/tools/lab.wait") == 404 })
+	for i, want := range []int{200, 200, 429} {
+		if got := call(); got != want {
+			t.Errorf("call %d: status %d, want %d", i, got, want)
+		}
+	}
+	meshtest.Until(t, "the token's link was idle", func() bool { return r.g.Links() == 0 })
+	if got := call(); got != 429 {
+		t.Errorf("a call of a new link: status %d", got)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -40,11 +41,11 @@ func (l *link) batchResult(r client.BatchResult) batchResult {
 // batch answers POST /v1/calls:batch.
 func (q *request) batch() (any, error) {
 	var in struct {
-		Calls []struct {
+		Calls callList[struct {
 			Tool    subjects.ToolID `json:"tool"`
 			Args    json.RawMessage `json:"args"`
 			Timeout string          `json:"timeout"`
-		} `json:"calls"`
+		}] `json:"calls"`
 		Parallel bool `json:"parallel"`
 	}
 	if err := q.read(&in, `{"calls":[{"tool":"ID","args":{},"timeout":"5s"}],"parallel":false}`); err != nil {
@@ -129,6 +130,18 @@ func (q *request) runBatch(calls []client.BatchCall, parallel bool) ([]client.Ba
 	}
 	_ = work.Wait()
 	return results, nil
+}
+
+// callList are the calls of a request, and one more than it may have.
+type callList[T any] []T
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (l *callList[T]) UnmarshalJSON(data []byte) (err error) {
+	*l, err = codec.ReadItems[T](data, codec.MaxBatch+1)
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		wrong.Field = strings.TrimSuffix("calls."+wrong.Field, ".")
+	}
+	return err
 }
 
 func nullToNone(args json.RawMessage) json.RawMessage {
@@ -234,8 +247,8 @@ func (r *batchResult) text() string {
 // toolCalls handles POST /v1/tool-calls: the calls of one turn of a model, in the provider's form.
 func (q *request) toolCalls() (any, error) {
 	var in struct {
-		Provider string            `json:"provider"`
-		Calls    []json.RawMessage `json:"calls"`
+		Provider string                    `json:"provider"`
+		Calls    callList[json.RawMessage] `json:"calls"`
 	}
 	if err := q.read(&in, `{"provider":"openai","calls":[{}]}`); err != nil {
 		return nil, err
@@ -245,7 +258,7 @@ func (q *request) toolCalls() (any, error) {
 	case !ok:
 		return nil, refused(toolmesh.CodeInvalidRequest, "provider is %q: it is one of openai, openai-responses, anthropic and gemini", in.Provider)
 	case len(in.Calls) == 0 || len(in.Calls) > codec.MaxBatch:
-		return nil, refused(toolmesh.CodeInvalidRequest, "calls has %d calls: it has 1 to %d", len(in.Calls), codec.MaxBatch)
+		return nil, refused(toolmesh.CodeInvalidRequest, "calls has none, or more than %d", codec.MaxBatch)
 	}
 	made := make([]modelCall, len(in.Calls))
 	results := make([]batchResult, len(in.Calls))

@@ -39,7 +39,7 @@ func TestBatch(t *testing.T) {
 		code   string
 	}{
 		`{}`: {400, "invalid_request"}, `[]`: {400, "invalid_request"}, `{"calls":[{"tool":"lab.add","timeout":"soon"}]}`: {400, "invalid_request"},
-		`{"calls":[` + strings.Repeat(`{"tool":"lab.add"},`, 1000) + `{"tool":"lab.add"}]}`: {413, "payload_too_large"},
+		`{"calls":[` + strings.Repeat(`{"tool":"lab.add"},`, 1001) + `5]}`: {413, "payload_too_large"},
 	} {
 		if a := r.do(t, "POST", "/v1/calls:batch", body, nil); a.status != want.status || a.problem(t)["code"] != want.code {
 			t.Errorf("%.40s: %d %s", body, a.status, a.body)

@@ -60,7 +60,7 @@ func (q *request) readParts(in *call) error {
 	}
 	args := make(object)
 	texts := make(map[string]string) // of the parts that are JSON
-	room := q.g.opts.MaxBody         // for the parts that are not files
+	room := q.g.opts.MaxBody         // for the parts that are not files, and for the names and types of all
 	for range maxParts {
 		part, err := parts.NextPart()
 		if errors.Is(err, io.EOF) {
@@ -76,6 +76,9 @@ func (q *request) readParts(in *call) error {
 			return unread(err)
 		}
 		name := part.FormName()
+		if room -= int64(len(name) + len(part.FileName()) + len(part.Header.Get("Content-Type"))); room < 0 {
+			return tooLarge(q.g.opts.MaxBody)
+		}
 		if name == "" {
 			return refused(toolmesh.CodeInvalidRequest, "a part of the request's body has no name: name each part after its argument")
 		}
@@ -123,14 +126,14 @@ func asTexts(schema json.RawMessage, args object, texts map[string]string) (json
 // store puts the bytes of a part into the mesh's store.
 func (q *request) store(part *multipart.Part) (tool.File, error) {
 	spool, err := os.CreateTemp("", "mesh-upload-")
-	if err != nil {
-		return tool.File{}, toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway has no room for files: %w", err).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	if err == nil {
+		defer func() { _ = spool.Close(); _ = os.Remove(spool.Name()) }()
+		_, err = io.Copy(spool, part)
 	}
-	defer func() { _ = spool.Close(); _ = os.Remove(spool.Name()) }()
-	if _, err := io.Copy(spool, part); err != nil {
-		if at := (*os.PathError)(nil); errors.As(err, &at) {
-			return tool.File{}, toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway has no room for the file: %w", at.Err).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
-		}
+	if at := (*os.PathError)(nil); errors.As(err, &at) { // its path is none of the client's business
+		return tool.File{}, toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway has no room for the file: %w", at.Err).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	}
+	if err != nil {
 		return tool.File{}, unread(err)
 	}
 	file, err := q.c.PutFile(q.ctx, spool.Name())

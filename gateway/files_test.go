@@ -119,6 +119,12 @@ func TestFiles(t *testing.T) {
 	twice, wh := form(t, part, "x", part, "y")
 	unnamed, uh := form(t, `form-data; filename="x"`, "x")
 	wrong, oh := form(t, part, "x", `form-data; name="times"`, "many")
+	var names []string // their names are longer than other bodies may be
+	for i := range 20 {
+		names = append(names, `form-data; name="`+strings.Repeat("n", 1<<12)+string(rune('a'+i))+`"`, "")
+	}
+	long, gh := form(t, names...)
+	title, ih := form(t, `form-data; name="file"; filename="`+strings.Repeat("n", 1<<17)+`"`, "x")
 	for what, c := range map[string]struct {
 		path, body string
 		h          headers
@@ -127,6 +133,8 @@ func TestFiles(t *testing.T) {
 	}{
 		"too large":        {"/v1/tools/lab.keep", large, lh, 413, "payload_too_large"},
 		"large text":       {"/v1/tools/lab.keep", text, th, 413, "payload_too_large"},
+		"long names":       {"/v1/tools/lab.keep", long, gh, 413, "payload_too_large"},
+		"a file's name":    {"/v1/tools/lab.keep", title, ih, 413, "payload_too_large"},
 		"a part twice":     {"/v1/tools/lab.keep", twice, wh, 400, "invalid_request"},
 		"no name":          {"/v1/tools/lab.keep", unnamed, uh, 400, "invalid_request"},
 		"wrong value":      {"/v1/tools/lab.keep", wrong, oh, 422, "invalid_arguments"},
@@ -145,7 +153,7 @@ func TestFiles(t *testing.T) {
 			c.body, c.h = form(t, parts...)
 		}
 		if a := r.do(t, "POST", c.path, c.body, c.h); a.status != c.status || a.problem(t)["code"] != c.code {
-			t.Errorf("%s: %d %s", what, a.status, a.body)
+			t.Errorf("%s: %d %.300s", what, a.status, a.body)
 		}
 	}
 	if left, err := os.ReadDir(spool); err != nil || len(left) > 0 {
@@ -154,5 +162,10 @@ func TestFiles(t *testing.T) {
 				t.Errorf("%s is left", one.Name())
 			}
 		}
+	}
+	t.Setenv("TMPDIR", spool+"/missing")
+	full, fh := form(t, part, "x")
+	if a := r.do(t, "POST", "/v1/tools/lab.keep", full, fh); a.status != 503 || strings.Contains(a.body, spool) {
+		t.Errorf("without a folder: %d %s", a.status, a.body)
 	}
 }

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -97,13 +98,19 @@ func (l *link) spend(calls int) error {
 	if l.key.Calls == 0 {
 		return nil
 	}
-	l.limited.Do(func() {
-		l.limiter = rate.NewLimiter(rate.Limit(float64(l.key.Calls)/l.key.In.Seconds()), l.key.Calls)
-	})
+	ls := &l.g.links
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	limiter := ls.limits[l.digest]
+	if limiter == nil {
+		maps.DeleteFunc(ls.limits, func(_ string, one *rate.Limiter) bool { return one.Tokens() >= float64(one.Burst()) }) // like new ones
+		limiter = rate.NewLimiter(rate.Limit(float64(l.key.Calls)/l.key.In.Seconds()), l.key.Calls)
+		ls.limits[l.digest] = limiter
+	}
 	now := time.Now()
-	taken := l.limiter.ReserveN(now, calls)
+	taken := limiter.ReserveN(now, calls)
 	if !taken.OK() {
-		return refused(toolmesh.CodePayloadTooLarge, "%d calls at once are more than the token may make: %d", calls, l.limiter.Burst())
+		return refused(toolmesh.CodePayloadTooLarge, "%d calls at once are more than the token may make: %d", calls, l.key.Calls)
 	}
 	wait := taken.DelayFrom(now)
 	if wait == 0 {

@@ -43,6 +43,9 @@ var errRevoked = toolmesh.Errorf(codeUnauthenticated, "the token is not valid an
 // errStopping ends all requests when the gateway stops.
 var errStopping = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway stops: send the request to another gateway, or again in some seconds").WithOrigin(toolmesh.OriginMesh)
 
+// errLearned ends the requests of a token that the gateway did not know when it connected.
+var errLearned = toolmesh.Errorf(toolmesh.CodeUnavailable, "the gateway has just learned what the token may do: send the request again").WithOrigin(toolmesh.OriginMesh)
+
 // link is the connection of one token, shared by all its requests.
 type link struct {
 	g       *Gateway
@@ -61,8 +64,6 @@ type link struct {
 	ctx     context.Context // ends with the link
 	end     context.CancelCauseFunc
 	mcp     mcpLink
-	limited sync.Once
-	limiter *rate.Limiter // of limited
 
 	rooms rooms
 
@@ -78,14 +79,15 @@ type links struct {
 	dials map[bool]chan struct{} // slots, by link.known
 
 	mu        sync.Mutex
-	all       map[string]*link // by digest
-	connected int              // links with a connection
-	strangers int              // links of unknown keys that are not connected yet
+	all       map[string]*link         // by digest
+	connected int                      // links with a connection
+	strangers int                      // links of unknown keys that are not connected yet
+	limits    map[string]*rate.Limiter // of tokens with a rate, by digest; they outlive the links
 	closed    bool
 }
 
 func (ls *links) init(g *Gateway) {
-	ls.g, ls.all = g, make(map[string]*link)
+	ls.g, ls.all, ls.limits = g, make(map[string]*link), make(map[string]*rate.Limiter)
 	ls.dials = map[bool]chan struct{}{true: make(chan struct{}, dials), false: make(chan struct{}, dials)}
 }
 
@@ -296,16 +298,22 @@ func (ls *links) count(l *link, err error) error {
 }
 
 // follow returns when the link ends. It ends the link once it is idle, or once its key is unknown: a broker that is
-// not the mesh's own lets a connection outlive its key.
+// not the mesh's own lets a connection outlive its key. It also ends the link of a key that has become known: the link
+// does not know the key's restrictions.
 func (l *link) follow() {
 	ls := &l.g.links
 	for wake.After(l.ctx, min(keyEvery, max(ls.g.opts.Idle, time.Millisecond))) {
-		if l.public != "" && l.known {
-			if _, known := l.g.opts.KeyOf(l.public); !known {
-				l.revoke()
-			}
+		known := l.known
+		if l.public != "" && ls.g.opts.KeyOf != nil {
+			_, known = ls.g.opts.KeyOf(l.public)
+		}
+		if l.known && !known {
+			l.revoke()
 		}
 		ls.mu.Lock()
+		if !l.known && known {
+			ls.drop(l, errLearned)
+		}
 		if l.uses == 0 && time.Since(l.since) > ls.g.opts.Idle {
 			ls.drop(l, errStopping)
 		}

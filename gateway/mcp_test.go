@@ -694,6 +694,11 @@ func TestMCPReadOnlyToken(t *testing.T) {
 	if len(r.ran) > 0 {
 		t.Errorf("%s ran", <-r.ran)
 	}
+	for path, want := range map[string]int{"/v1/tools/lab.peek": 200, "/v1/tools/lab.add": 404} {
+		if a := r.do(t, "GET", path, "", as(reader.token)); a.status != want {
+			t.Errorf("%s: %d %s", path, a.status, a.body)
+		}
+	}
 }
 
 // Of a list that has changed only the tools that are new are read.

@@ -199,10 +199,8 @@ func (q *request) showTool() (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	var is struct {
-		ID subjects.ToolID `json:"id"`
-	}
-	if json.Unmarshal(body, &is) != nil || !q.l.key.Tools.Match(is.ID) {
+	d, err := inventory.DescriptorOf(body)
+	if err != nil || !q.l.key.Tools.Match(d.ID) || q.l.key.ReadOnly && !d.Annotations.ReadOnly {
 		return nil, refused(toolmesh.CodeToolNotFound, "the token has no tool %q", name)
 	}
 	return held(body), nil
