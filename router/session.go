@@ -50,9 +50,7 @@ func (r *Router) CreateSession(ctx context.Context, opts *SessionOptions) (*Sess
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the session's ttl is %v: at least 1s, or none", o.TTL)
 	}
 	o.TTL = min(o.TTL, toolmesh.MaxTime)
-	r.mu.Lock()
-	err := r.join(ctx)
-	r.mu.Unlock()
+	view, err := r.View(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -63,6 +61,13 @@ func (r *Router) CreateSession(ctx context.Context, opts *SessionOptions) (*Sess
 	}
 	if err != nil {
 		return nil, err
+	}
+	for _, token := range view.Tokens() { // those of the name without a session are refused already, and stay so
+		if token.Session == o.ID && token.Epoch == "" {
+			if err := r.member.Store.DeleteToken(ctx, o.ID, token.ID); err != nil {
+				return nil, err
+			}
+		}
 	}
 	s := r.Session(o.ID)
 	s.epoch = record.Epoch

@@ -3,12 +3,14 @@ package router_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 )
 
@@ -57,5 +59,31 @@ func TestHandleOfASessionThatHasEnded(t *testing.T) {
 	}
 	if err := now.End(t.Context()); err != nil {
 		t.Errorf("the end of the session that is there: %v", err)
+	}
+}
+
+// A token of a name without a session ends when a session of that name is created, for ever.
+func TestTokensOfANameEndWithItsSession(t *testing.T) {
+	t.Parallel()
+	nc := meshtest.Broker(t).Connect(t)
+	r := testmesh.Router(t, nc, nil)
+	view, err := r.View(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	records := testmesh.Store(t, testmesh.Bus(t, nc, nil))
+	if err := records.CreateToken(t.Context(), registry.TokenRecord{ID: "tok_1", Session: "s", Key: "UX", Created: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	valid := func() bool { _, ok := view.Key("UX"); return ok }
+	meshtest.Until(t, "the token is valid", valid)
+	if _, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: "s", TTL: time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	exists := func() bool { _, ok := view.Session("s"); return ok }
+	meshtest.Until(t, "the session exists", exists)
+	meshtest.Until(t, "the session has ended by itself", func() bool { return !exists() })
+	if valid() {
+		t.Error("the token is valid again")
 	}
 }
