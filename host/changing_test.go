@@ -102,3 +102,21 @@ func TestStopWhileAToolIsRemoved(t *testing.T) {
 		t.Log(err) // the connection may be gone
 	}
 }
+
+// A tool that is removed while the connection is lost has no subscription at the next one.
+func TestToolIsRemovedDuringACut(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	proxy := meshtest.NewProxy(t, broker)
+	t.Cleanup(proxy.Heal)
+	d, nc, caller := newDesk(), proxy.Connect(t), broker.Connect(t)
+	h := d.serve(t, nc, &host.Options{})
+	proxy.Cut(true)
+	meshtest.Until(t, "the connection is lost", func() bool { return !nc.IsConnected() })
+	if _, err := h.Remove(over(), "desk", "", "desk.note"); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Heal()
+	meshtest.Until(t, "the connection is back", func() bool { return nc.IsConnected() && nc.Flush() == nil })
+	unserved(t, caller, "tools.default.desk.note")
+}

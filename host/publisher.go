@@ -336,11 +336,8 @@ func (p *publisher) retire(o *served) {
 		return
 	}
 	delete(p.subs, o.sub)
-	drained := func(string) { time.AfterFunc(retireAfter, func() { p.routes.CompareAndDelete(o.at, o) }) }
-	o.sub.SetClosedHandler(drained)
-	if o.sub.Drain() != nil {
-		drained("")
-	}
+	o.sub.SetClosedHandler(func(string) { time.AfterFunc(retireAfter, func() { p.routes.CompareAndDelete(o.at, o) }) })
+	p.bus.Retire(o.sub)
 }
 
 // flush makes sure that the broker knows the subscriptions. Without a

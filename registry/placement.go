@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"iter"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/toolmesh/toolmesh/codec"
@@ -142,19 +143,24 @@ func (v *View) Index(session subjects.SessionID, id subjects.ToolID) (IndexRecor
 }
 
 // Await returns the pool that must have a node before a tool can be called: the pool of
-// its index, if the index is one of [View.Unserved].
+// its index, if the index is one of [View.Unserved]. It has no name for the functions of a service
+// of which no node can be called: the broker may deliver to one that is silent for minutes.
 func (v *View) Await(session subjects.SessionID, id subjects.ToolID) (pool string, ok bool) {
 	if route, ok := v.Route(session, id); ok && len(route.Nodes) > 0 {
 		return "", false // as a rule
 	}
-	r, ok := v.Index(session, id)
-	if !ok {
-		return "", false
-	}
 	now := time.Now()
+	r, installed := v.Index(session, id)
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	return r.Pool(), v.unserved(r, v.said(now), now)
+	said := v.said(now)
+	if installed {
+		return r.Pool(), v.unserved(r, said, now)
+	}
+	name, _ := id.Index()
+	key, err := subjects.IndexKey(name, "")
+	service := err == nil && strings.HasPrefix(v.indexes[key].Source, ServiceSource)
+	return "", service && said[indexPlace{index: canonical(name)}] == nil
 }
 
 // Placed returns how many agents that can be called have the labels of an index.

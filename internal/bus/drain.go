@@ -16,6 +16,15 @@ const (
 	drainLook = 10 * time.Millisecond
 )
 
+// Retire drains a subscription in the background. Without a connection it is only forgotten: nats.go would subscribe
+// one that drains once more at the next connection, and never end that, so that the broker went on sending it a part
+// of a queue group's messages.
+func (b *Bus) Retire(sub *nats.Subscription) {
+	if sub.Drain() != nil || !b.Connected() {
+		_ = sub.Unsubscribe()
+	}
+}
+
 // Drain drains subscriptions and waits until their pending messages are delivered. A broker
 // that does not answer sends nothing more: then it waits only for messages that have arrived
 // (nats.go waits 10 s for each subscription). The error is that of ctx.

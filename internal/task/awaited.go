@@ -27,8 +27,11 @@ func (r *run) await(t *stored) *toolmesh.Error {
 	if !ok {
 		return nil
 	}
-	r.pool = pool
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "no node serves tool %q yet: the task waits for one of pool %s", t.Tool, pool).
+	of := ""
+	if r.pool = pool; pool != "" {
+		of = " of pool " + pool
+	}
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "no node serves tool %q yet: the task waits for one%s", t.Tool, of).
 		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 

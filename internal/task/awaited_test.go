@@ -9,6 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/task"
+	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -43,4 +44,30 @@ func TestTasksWaitForANode(t *testing.T) {
 		t.Errorf("%d attempts", info.Attempts)
 	}
 	meshtest.Until(t, "none waits", func() bool { return len(runner.Awaited()) == 0 })
+}
+
+// A task for a function of a service whose only node is silent waits for it, without an attempt.
+func TestTasksWaitForASilentService(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	proxy := meshtest.NewProxy(t, s)
+	t.Cleanup(proxy.Heal)
+	newDesk().serve(t, proxy.Connect(t), host.Options{})
+	view := testmesh.View(t, testmesh.Bus(t, s.Connect(t), nil), nil)
+	t.Cleanup(view.Close)
+	runsWith(t, s.Connect(t), task.Options{Await: view.Await})
+	c := calls(t, s.Connect(t), "")
+	succeeds(t, submit(t, c, "jobs.echo", "x", &client.SubmitOptions{Attempts: 1}), "did x")
+	proxy.Blackhole()
+	meshtest.Until(t, "the node is silent", func() bool {
+		route, _ := view.Route("default", "jobs.echo")
+		return len(route.Nodes) == 0
+	})
+	handle := submit(t, c, "jobs.echo", "y", &client.SubmitOptions{Attempts: 1})
+	meshtest.Until(t, "the task waits, or has failed", func() bool {
+		info, err := handle.Show(t.Context())
+		return err == nil && info.Error != nil
+	})
+	proxy.Heal()
+	succeeds(t, handle, "did y")
 }

@@ -230,7 +230,7 @@ func (s *Standby) look() {
 	now := time.Now()
 	for subject, sub := range s.subs {
 		if !want[subject] {
-			_ = sub.Drain() // without a connection there is nothing to drain, and it is subscribed anew
+			s.bus.Retire(sub)
 			delete(s.subs, subject)
 			s.since[subject] = now
 		}

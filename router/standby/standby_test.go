@@ -631,6 +631,30 @@ func TestCallsThatANodeRefuses(t *testing.T) {
 	}
 }
 
+// A router that hears no node stands by for its index, and does so no longer once the connection is lost, as it cannot
+// tell then. No request goes to it at the next one.
+func TestConnectionOfARouterThatStandsByIsLost(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, single(t), 1, &standby.Options{})
+	r.node("n1", 8)
+	proxy := meshtest.NewProxy(t, r.top.Brokers[0])
+	t.Cleanup(proxy.Heal)
+	nc := proxy.Connect(t)
+	one := r.router(nc, &standby.Options{})
+	meshtest.Until(t, "the router knows the node", func() bool { return len(one.Seen().Unserved()) == 0 })
+	proxy.Blackhole()
+	meshtest.Until(t, "it hears no node", func() bool { return one.Standby().Indexes == 1 })
+	proxy.Cut(true)
+	meshtest.Until(t, "it does not stand by", func() bool { return one.Standby().Indexes == 0 })
+	proxy.Heal()
+	meshtest.Until(t, "the connection is back", func() bool { return nc.IsConnected() && nc.Flush() == nil })
+	for range 20 {
+		if _, err := r.nc.Request("tools.default.weather.today", []byte(`{}`), 10*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // The router and the node that has begun a call are cut off together, before the node has
 // said a word: the caller knows that the call may have begun, and runs it nowhere else.
 func TestRouterAndNodeAreCutOff(t *testing.T) {
