@@ -483,8 +483,8 @@ func TestMessagesOfACall(t *testing.T) {
 			if now := broker.Server().NumSubscriptions(); now != subscriptions && !slow {
 				t.Errorf("%d subscriptions were made", int64(now)-int64(subscriptions))
 			}
-			// The registry's own upkeep has its seconds; the calls have none.
-			if got := requests.heard(); len(got) > n/10 {
+			// The registry's own upkeep has some, more on a loaded machine; the calls have none.
+			if got := requests.heard(); len(got) > n/3 {
 				t.Errorf("%d requests to JetStream for %d calls: %v", len(got), n, got[:5])
 			}
 			if got := stored.heard(); len(got) > 0 {

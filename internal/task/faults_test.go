@@ -265,8 +265,8 @@ func TestNodeOfATaskIsLost(t *testing.T) {
 			runs(t, broker.Connect(t), 0)
 			handle := submit(t, calls(t, broker.Connect(t), ""), "jobs.wait", "x", &c.options)
 			d.starts(t, "x")
+			d.serve(t, broker.Connect(t), host.Options{Node: "second"}) // so that an attempt behind the loss finds a node
 			first.Close()
-			d.serve(t, broker.Connect(t), host.Options{Node: "second"})
 			close(d.gate("x"))
 			if c.code == "" {
 				succeeds(t, handle, "waited x")
