@@ -281,7 +281,11 @@ func (a *Agent) Ready(ctx context.Context) error {
 	if d == nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the agent has not started")
 	}
-	return d.Ready(ctx)
+	err := d.Ready(ctx)
+	if err == nil {
+		_, _ = a.Condition() // from now on a later index leaves it ready, also if the first probe comes after that
+	}
+	return err
 }
 
 // Stop drains the node, ends its calls and its workers. When ctx ends first, the

@@ -41,8 +41,13 @@ func TestConditionFollowsEnvironments(t *testing.T) {
 		t.Errorf("it has the workers %+v", w)
 	}
 
-	install(t, nc, map[string]any{"source": repository(t, "late", map[string]string{"tools.toml": tools, "t.py": "def f(): pass\n"})})
-	for _, a := range []*agent.Agent{first, second} {
+	third := startIn(t, s, "three", filepath.Join(t.TempDir(), "agent-three"))
+	if err := third.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	late := "import time\nif 'agent-three' in __file__: time.sleep(1)\ndef f(): pass\n"
+	install(t, nc, map[string]any{"source": repository(t, "late", map[string]string{"tools.toml": tools, "t.py": late})})
+	for _, a := range []*agent.Agent{first, second, third} { // the third is asked for the first time
 		if _, err := a.Condition(); err != nil {
 			t.Errorf("with another index: %v", err)
 		}

@@ -193,8 +193,8 @@ func (v *value) Type() string {
 func (v *value) String() string { return v.text }
 
 func (v *value) Set(text string) error {
-	if is := v.tag.Get("is"); text == "" && (is == "" || is == "session") {
-		return errors.New("want a name, and it is empty") // an unset shell variable does not mean the default
+	if text == "" && v.tag.Get("is") == "session" {
+		return errors.New("want a name") // an unset shell variable does not mean the default session
 	}
 	v.text = text
 	return v.read(text)

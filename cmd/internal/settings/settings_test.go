@@ -192,16 +192,6 @@ func TestBadSettings(t *testing.T) {
 	}
 }
 
-// An unset shell variable in a script does not mean the user's own mesh, key or folder.
-func TestFlagsWithoutAText(t *testing.T) {
-	t.Parallel()
-	for _, name := range []string{"server", "context", "creds", "nkey", "session", "data-dir"} {
-		if err := bound(new(settings.Mesh)).Parse([]string{"--" + name, ""}); err == nil || !strings.Contains(err.Error(), "it is empty") {
-			t.Errorf("--%s '': %v", name, err)
-		}
-	}
-}
-
 func TestBadSwitch(t *testing.T) {
 	t.Setenv("MESH_PRIVATE_SOURCES", "x")
 	err := settings.Load([]string{"MESH_PRIVATE_SOURCES=x"}, new(settings.Mesh))
