@@ -125,7 +125,7 @@ func cut(value json.RawMessage, most int, drop bool, depth int) json.RawMessage 
 		}
 		body, _ = tool.MarshalPlain(items)
 	case bytes.HasPrefix(bytes.TrimSpace(value), []byte("{")):
-		members, rest := membersOf(value, most)
+		members, rest := membersOf(value, max(most, 1000)) // of a small share, each gets the least
 		if rest && !drop {
 			return value
 		}
