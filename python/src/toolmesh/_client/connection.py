@@ -417,7 +417,7 @@ class Connection:
         again = {**headers, "Mesh-Boot": one.boot, "Mesh-Again": str(int((now - one.sent) * 1000) + 1)}
         with contextlib.suppress(nats.errors.Error):
             where = one.subject if call.batch else names.node_call(one.node, call.session, call.tool)
-            await self._nc.publish(where, call.body, one.inbox + AGAIN, again)
+            await self._nc.post(where, call.body, one.inbox + AGAIN, again)
 
     # Calls.
 
