@@ -152,8 +152,7 @@ class Connection:
                 cause = self._last_error if isinstance(failure, nats.errors.NoServersError) else failure
                 raise unreachable(where, cause or failure) from None
         except BaseException:
-            with contextlib.suppress(AssertionError):  # nats-py asserts after a refused connect
-                await nc.close()
+            await nc.close()
             raise
         self.nodes.clear()  # an earlier connection heard them
         self._nc = nc  # only now, as a call needs the inbox
