@@ -62,10 +62,11 @@ class Broker(Client):
 
     def _abort(self) -> None:
         """Closes the socket at once, also if the server does not take what is written."""
-        if (writer := getattr(self._transport, "_io_writer", None)) is not None:
+        transport: Any = self._transport
+        if (writer := getattr(transport, "_io_writer", None)) is not None:
             writer.transport.abort()
-        elif self._transport:
-            self._transport.close()
+        elif transport:
+            transport.close()
 
     @property
     def crowded(self) -> bool:
