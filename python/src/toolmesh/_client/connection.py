@@ -42,6 +42,7 @@ T = typing.TypeVar("T")
 _log = logging.getLogger("toolmesh")
 MISSING = 1.3  # seconds after which a keepalive is missed
 TICK = 0.1
+_MUCH = 64 << 10  # bytes that take some time to be written
 _PING = 0.4  # seconds of one wait for the answer to a ping
 _NEVER = 10**6  # seconds after which a ping is given up
 _MUTE = 3 * SILENCE  # max silence about a call on a connection that brings messages, but no answer to a ping
@@ -152,8 +153,7 @@ class Connection:
                 cause = self._last_error if isinstance(failure, nats.errors.NoServersError) else failure
                 raise unreachable(where, cause or failure) from None
         except BaseException:
-            with contextlib.suppress(AssertionError):  # nats-py asserts after a refused connect
-                await nc.close()
+            await nc.close()
             raise
         self.nodes.clear()  # an earlier connection heard them
         self._nc = nc  # only now, as a call needs the inbox
@@ -329,6 +329,8 @@ class Connection:
     async def alive(self, one: Pending) -> None:
         """Raises NodeLost once the node of a call, silent since it was asked, counts as lost, or Unavailable if our own
         connection is lost."""
+        if self._nc is not None and self._nc.is_connected and self._nc.crowded:
+            one.sign = time.monotonic()  # the request may not have been written yet
         last = max(one.sign, one.asked)
         node = self.nodes.get(one.node)
         if node is not None:
@@ -344,9 +346,6 @@ class Connection:
             return
         generation, nc = self.generation, self._nc
         assert nc is not None
-        if self.connected and nc.crowded:
-            one.sign = time.monotonic()  # the request may not have been written yet
-            return
         arrived = nc.stats["in_bytes"]
         try:
             if not self.connected:
@@ -417,7 +416,7 @@ class Connection:
         again = {**headers, "Mesh-Boot": one.boot, "Mesh-Again": str(int((now - one.sent) * 1000) + 1)}
         with contextlib.suppress(nats.errors.Error):
             where = one.subject if call.batch else names.node_call(one.node, call.session, call.tool)
-            await self._nc.publish(where, call.body, one.inbox + AGAIN, again)
+            await self._nc.post(where, call.body, one.inbox + AGAIN, again)
 
     # Calls.
 
@@ -563,7 +562,8 @@ class Connection:
         try:
             headers = self.headers(call)
             await self.send(one, call, headers)
-            await self.news(one, call, MISSING)
+            slow = self._nc is not None and self._nc.pending_data_size > _MUCH
+            await self.news(one, call, TICK if slow else MISSING)
             while not one.messages:
                 await self.seek(one, call)
                 await self.alive(one)
