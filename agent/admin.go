@@ -189,10 +189,8 @@ func (r *adminReply) repeat() (stop func()) {
 }
 
 func (r *adminReply) line(v any) {
-	data, err := json.Marshal(v)
-	if err == nil {
-		err = r.send(nil, data)
-	}
+	data, _ := json.Marshal(v) // of texts and numbers
+	err := r.send(nil, data)
 	if l, ok := v.(deploy.Line); ok && errors.Is(err, nats.ErrMaxPayload) {
 		if first, rest, ok := l.Split(); ok {
 			r.line(first)

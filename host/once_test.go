@@ -135,6 +135,35 @@ func TestKeysThatAreNotTaken(t *testing.T) {
 	}
 }
 
+// A call whose time ends while another one of its key runs says so. An idempotent tool that ran out of time runs again
+// under its key.
+func TestKeysOfCallsThatRunOutOfTime(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	if _, err := r.h.Handle("again", host.HandlerFunc(r.hold), host.Annotate(tool.Annotations{Idempotent: true}), host.Schema([]byte(`{"type":"object"}`), nil)); err != nil {
+		t.Fatal(err)
+	}
+	held := make(chan answer, 1)
+	go func() { held <- r.call("hold", `{"key":"held"}`, keyHeader, "held") }()
+	gate := r.gate("held")
+	<-gate.started
+	if a := r.call("hold", `{"key":"held"}`, keyHeader, "held", "Mesh-Timeout-Ms", "100"); a.code() != "deadline_exceeded" || a.Error.started() != "unknown" || a.Error.Details["reason"] != "key_in_use" {
+		t.Errorf("a key that is in use: %s", a.Data)
+	}
+	gate.release <- struct{}{}
+	if a := <-held; a.code() != "ok" {
+		t.Errorf("%s", a.Data)
+	}
+	if a := r.call("again", `{"key":"late"}`, keyHeader, "late", "Mesh-Timeout-Ms", "100"); a.code() != "deadline_exceeded" {
+		t.Errorf("a call that takes too long: %s", a.Data)
+	}
+	gate = r.gate("late")
+	gate.release <- struct{}{}
+	if a := r.call("again", `{"key":"late"}`, keyHeader, "late"); string(a.Data) != `"released late"` || r.ran("late") != 2 || r.ran("held") != 1 {
+		t.Errorf("again under the key: %s, run %d and %d times", a.Data, r.ran("late"), r.ran("held"))
+	}
+}
+
 // A node that dies during a call leaves "unknown", and the call does not run again, unless its
 // tool is declared idempotent.
 func TestNodeLostUnderAKey(t *testing.T) {

@@ -100,11 +100,8 @@ func (s *Service) answer(m *nats.Msg, content func() any) {
 	if !s.bus.MayAnswer(m, "") {
 		return
 	}
-	body, err := json.Marshal(content())
-	if err == nil {
-		err = s.bus.nc.Publish(m.Reply, body)
-	}
-	if err != nil {
+	body, _ := json.Marshal(content()) // of micro, with figures that were encoded before
+	if err := s.bus.nc.Publish(m.Reply, body); err != nil {
 		s.bus.log.Warn("service not described", errorAttr(err))
 	}
 }

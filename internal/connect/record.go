@@ -96,10 +96,8 @@ func (s State) Write(r, before Record) error {
 
 // Write writes the record to a file.
 func (r Record) Write(path string) error {
-	data, err := json.Marshal(r)
-	if err == nil {
-		err = os.MkdirAll(filepath.Dir(path), 0o700)
-	}
+	data, _ := json.Marshal(r) // of texts, numbers and a time
+	err := os.MkdirAll(filepath.Dir(path), 0o700)
 	if err == nil {
 		err = os.WriteFile(path+".part", append(data, '\n'), 0o600)
 	}

@@ -24,8 +24,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/toolmesh/toolmesh"
 )
 
 var indexFiles = map[string]string{
@@ -94,19 +92,6 @@ func onDisk(t testing.TB, dir string) []string {
 	}
 	slices.Sort(names)
 	return names
-}
-
-// A server may name references without end.
-func TestAnswersOfGitAreBounded(t *testing.T) {
-	t.Parallel()
-	command := filepath.Join(t.TempDir(), "git")
-	if err := os.WriteFile(command, []byte("#!/bin/sh\nexec head -c 200000000 /dev/zero\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	out, err := git{command: command}.output(t.Context(), "", nil, "ls-remote")
-	if e := toolmesh.AsError(err); len(out) > 0 || e == nil || e.Details["reason"] != reasonTooLarge {
-		t.Errorf("%d bytes, error %v", len(out), err)
-	}
 }
 
 func TestFetchRevisions(t *testing.T) {

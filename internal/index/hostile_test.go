@@ -355,3 +355,16 @@ func TestFetchIsBoundedOnDisk(t *testing.T) {
 	_, err := fetch(t, "file://"+repo, &options{Git: endless, Timeout: 20 * time.Second, Limits: Limits{Bytes: 1 << 20, Files: 1000}})
 	wantFailed(t, err, reasonTooLarge)
 }
+
+// A server may name references without end.
+func TestAnswersOfGitAreBounded(t *testing.T) {
+	t.Parallel()
+	command := filepath.Join(t.TempDir(), "git")
+	if err := os.WriteFile(command, []byte("#!/bin/sh\nexec head -c 200000000 /dev/zero\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	out, err := git{command: command}.output(t.Context(), "", nil, "ls-remote")
+	if e := toolmesh.AsError(err); len(out) > 0 || e == nil || e.Details["reason"] != reasonTooLarge {
+		t.Errorf("%d bytes, error %v", len(out), err)
+	}
+}

@@ -105,12 +105,10 @@ func (s *Service) sweep(ctx context.Context, every, age time.Duration) error {
 		}
 		mark.Values = now
 	}
-	value, err := json.Marshal(mark)
-	if err == nil {
-		put, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait) // ctx may have ended
-		defer cancel()
-		_, err = s.bus.Put(put, sweptKey, value, 0)
-	}
+	value, _ := json.Marshal(mark)                                            // of a number and a time
+	put, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait) // ctx may have ended
+	defer cancel()
+	_, err = s.bus.Put(put, sweptKey, value, 0)
 	return errors.Join(append(failed, err)...)
 }
 

@@ -262,7 +262,10 @@ class Zygote:
                 if module not in broken:
                     self._send(frames.IMPORTING, {"module": module})
                     broken[module] = loading.load_module(module) or loading.hidden(module, self._setup["paths"])
-                tool, reason = (None, failed) if (failed := broken[module]) else loading.load_tool(name, module, attribute)
+                if failed := broken[module]:
+                    reason = failed
+                else:
+                    tool, reason = loading.load_tool(name, module, attribute)
             if tool is None:
                 said = static.documentation(self._setup["paths"], name)
                 unavailable.append({"name": name, "reason": reason, "documentation": said})
