@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/testmesh"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -45,6 +46,11 @@ func TestRefusedBeforeSending(t *testing.T) {
 		if e == nil || e.Code != tc.want || e.Started != toolmesh.StartedNo || e.Origin != toolmesh.OriginCaller {
 			t.Errorf("%s: %#v, want %s that never started", name, e, tc.want)
 		}
+	}
+	// What a model wrote need not be JSON.
+	err := c.Ask(t.Context(), registry.VerbArguments, registry.Request{Tool: "a.b", Arguments: json.RawMessage("{'a':1}")}, new(registry.ArgumentsAnswer))
+	if e := toolmesh.AsError(err); err == nil || e.Code != toolmesh.CodeInvalidRequest || e.Started != toolmesh.StartedNo {
+		t.Errorf("a question that is no JSON: %v", err)
 	}
 }
 

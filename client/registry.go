@@ -21,7 +21,10 @@ func (c *Client) registry(ctx context.Context, session subjects.SessionID, verb 
 	if err != nil {
 		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
 	}
-	body, _ := json.Marshal(question) // of texts, numbers and JSON
+	body, err := json.Marshal(question)
+	if err != nil { // what a model wrote, or a schema, is not JSON
+		return callerError(toolmesh.CodeInvalidRequest, "encode the request to the registry: %w", err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, askWait)
 	defer cancel()
 	m, err := c.askAny(ctx, subject, body)

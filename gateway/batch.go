@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -142,10 +141,7 @@ type callList[T any] []T
 // UnmarshalJSON implements [json.Unmarshaler].
 func (l *callList[T]) UnmarshalJSON(data []byte) (err error) {
 	*l, err = codec.ReadItems[T](data, codec.MaxBatch+1)
-	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		wrong.Field = strings.TrimSuffix("calls."+wrong.Field, ".")
-	}
-	return err
+	return err // encoding/json puts the name of the list before that of its member
 }
 
 func nullToNone(args json.RawMessage) json.RawMessage {

@@ -269,7 +269,7 @@ func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 	info := s.CachedInfo()
 
 	v.mu.Lock()
-	now := time.Now()
+	now, missing := time.Now(), f.needsReading()
 	expired := !f.keep.IsZero() && now.After(f.keep) || !f.again.IsZero() && now.After(f.again)
 	if !info.Created.Equal(f.created) || info.State.LastSeq < f.top {
 		// The store was wiped, and revisions of the old stream mean nothing. The view keeps its
@@ -298,7 +298,7 @@ func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 	if whole {
 		from, f.whole, f.again = 1, false, time.Time{}
 	}
-	f.reading = true
+	f.reading = missing // a look that finds more, or reads all once more, makes no view stale that was whole
 	v.mu.Unlock()
 	read, found, err := v.readFrom(ctx, f, stream, from, info.State.LastSeq)
 	v.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -356,6 +357,29 @@ func TestViewSeesAMissedEnd(t *testing.T) {
 	}
 	publish(t, testmesh.Store(t, b), l, "demo", "r1", "demo.a")
 	meshtest.Until(t, "the end is seen", func() bool { return nodesOf(v, "s", "demo.a") == "n1/boot1 " })
+
+	// A view that was whole does not say during such a look that it has missed things since its latest outage, which is
+	// the beginning of time here. It is asked without a pause.
+	var worst atomic.Int64
+	asking, stop := context.WithCancel(t.Context())
+	defer stop()
+	asked := make(chan struct{})
+	go func() {
+		defer close(asked)
+		for ; asking.Err() == nil; runtime.Gosched() {
+			worst.Store(max(worst.Load(), int64(v.Stale())))
+		}
+	}()
+	for i := range 20 {
+		revision := fmt.Sprintf("r%d", 2+i)
+		publish(t, testmesh.Store(t, b), l, "demo", revision, "demo.a")
+		meshtest.Until(t, "the next revision is seen", func() bool { r, _ := v.Route("s", "demo.a"); return r.Revision == revision })
+	}
+	stop()
+	<-asked
+	if said := time.Duration(worst.Load()); said > time.Hour {
+		t.Errorf("it said that it has heard nothing for %v", said)
+	}
 }
 
 func TestViewIgnoresForgedChanges(t *testing.T) {
