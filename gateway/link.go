@@ -298,22 +298,23 @@ func (ls *links) count(l *link, err error) error {
 }
 
 // follow returns when the link ends. It ends the link once it is idle, or once its key is unknown: a broker that is
-// not the mesh's own lets a connection outlive its key. It also ends the link of a key that has become known: the link
-// does not know the key's restrictions.
+// not the mesh's own lets a connection outlive its key. It also ends the link of a key that has become known and is restricted: the link
+// does not know the restrictions.
 func (l *link) follow() {
 	ls := &l.g.links
 	for wake.After(l.ctx, min(keyEvery, max(ls.g.opts.Idle, time.Millisecond))) {
-		known := l.known
+		key, known := l.key, l.known
 		if l.public != "" && ls.g.opts.KeyOf != nil {
-			_, known = ls.g.opts.KeyOf(l.public)
+			key, known = ls.g.opts.KeyOf(l.public)
 		}
 		if l.known && !known {
 			l.revoke()
 		}
 		ls.mu.Lock()
-		if !l.known && known {
+		if !l.known && known && (key.Narrowed() || key.Calls > 0) {
 			ls.drop(l, errLearned)
 		}
+		l.known = l.known || known // of the goroutine that makes the link, which is this one
 		if l.uses == 0 && time.Since(l.since) > ls.g.opts.Idle {
 			ls.drop(l, errStopping)
 		}

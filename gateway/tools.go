@@ -46,8 +46,8 @@ func (q *request) listTools() (any, error) {
 		return nil, err
 	}
 	full := query.Get("full") == "1"
-	if text := query.Get("full"); text != "" && !full {
-		return nil, refused(toolmesh.CodeInvalidRequest, "full is %q: it is 1, or left out", text)
+	if text := query.Get("full"); text != "" && text != "0" && !full {
+		return nil, refused(toolmesh.CodeInvalidRequest, "full is %q: it is 1 or 0", text)
 	}
 	var about []json.RawMessage
 	if full || format != "" || q.l.key.ReadOnly {

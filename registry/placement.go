@@ -158,9 +158,13 @@ func (v *View) Await(session subjects.SessionID, id subjects.ToolID) (pool strin
 		return r.Pool(), v.unserved(r, said, now)
 	}
 	name, _ := id.Index()
-	key, err := subjects.IndexKey(name, "")
-	service := err == nil && strings.HasPrefix(v.indexes[key].Source, ServiceSource)
-	return "", service && said[indexPlace{index: canonical(name)}] == nil
+	for _, scope := range []subjects.SessionID{session, ""} {
+		key, err := subjects.IndexKey(name, scope)
+		if err == nil && strings.HasPrefix(v.indexes[key].Source, ServiceSource) {
+			return "", said[indexPlace{canonical(name), canonical(scope)}] == nil
+		}
+	}
+	return "", false
 }
 
 // Placed returns how many agents that can be called have the labels of an index.

@@ -65,7 +65,7 @@ func (r *Router) CreateSession(ctx context.Context, opts *SessionOptions) (*Sess
 	for _, token := range view.Tokens() { // those of the name without a session are refused already, and stay so
 		if token.Session == o.ID && token.Epoch == "" {
 			if err := r.member.Store.DeleteToken(ctx, o.ID, token.ID); err != nil {
-				return nil, err
+				return nil, errors.Join(err, r.end(context.WithoutCancel(ctx), o.ID, record.Epoch))
 			}
 		}
 	}
