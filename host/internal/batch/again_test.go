@@ -169,7 +169,8 @@ func TestBatchThatAnotherCallerHasJoined(t *testing.T) {
 	}
 }
 
-// A session that is created under the name of one that has ended gets no answers of that one.
+// A session that is created under the name of one that has ended gets no answers of that one. Nothing says of a batch
+// of the ended one that it has not run.
 func TestBatchesOfTheNextSession(t *testing.T) {
 	t.Parallel()
 	m := single(t, 1, router.Options{})
@@ -183,7 +184,8 @@ func TestBatchesOfTheNextSession(t *testing.T) {
 			all, err := r.Sessions(t.Context())
 			return err == nil && len(all) == 1
 		})
-		answer := m.requestTo(t, "mesh.batch.again", nil, `{"type":"rpc_batch_call","batch_id":"b","requests":[{"tool_id":"stage.safe","kwargs":{"name":"of a session"}}]}`)[0]
+		const batch = `{"type":"rpc_batch_call","batch_id":"b","requests":[{"tool_id":"stage.safe","kwargs":{"name":"of a session"}}]}`
+		answer := m.requestTo(t, "mesh.batch.again", nil, batch)[0]
 		if m.stage.ran("of a session") != n || answer.Header.Get("Mesh-Error-Code") != "" {
 			t.Errorf("session %d: %v %s", n, answer.Header, answer.Data)
 		}
@@ -194,6 +196,10 @@ func TestBatchesOfTheNextSession(t *testing.T) {
 			all, err := r.Sessions(t.Context())
 			return err == nil && len(all) == 0
 		})
+		again := m.requestTo(t, "mesh.batch.again", nats.Header{"Mesh-Again": {"1"}, "Mesh-Boot": answer.Header["Mesh-Boot"]}, batch)[0]
+		if again.Header.Get("Mesh-Error-Code") == "" || again.Header.Get("Mesh-Started") != "" {
+			t.Errorf("session %d has ended, and its batch is sent again: %v %s", n, again.Header, again.Data)
+		}
 	}
 }
 

@@ -175,7 +175,9 @@ func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Heade
 	// A batch that this node knows is answered here, whichever node owns it now and whatever else
 	// is wrong: after "not started" its caller would send it to another node.
 	known := r
-	known.First = time.Time{} // how far back this node remembers counts where it is to run the batch
+	if b.IsAgain { // how far back this node remembers counts where it is to run the batch
+		known.First = time.Now()
+	}
 	if verdict, call, record, err, ok := s.table.Repeated(known); ok {
 		s.follow(to, verdict, call, record, err)
 		return
