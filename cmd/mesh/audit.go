@@ -60,17 +60,21 @@ administrator's key.`,
 					fmt.Fprintln(a.out, oneLine(auditRow(e), "  "))
 				}
 			}
-			var latest store.Stored // of those shown
+			var latest store.Stored // that was read
+			var until time.Time     // what was stored until then is shown
 			for kept := false; ; kept = true {
-				there := false // the latest one, or the first one
+				there := latest.Seq == 0 // the latest one, or none is known
 				for m, err := range store.Of(l.bus).Read(ctx, store.Query{Stream: subjects.StreamAudit, Subject: subject, From: latest.Seq}) {
-					there = there || err == nil && (latest.Seq == 0 || m.Time.Equal(latest.Time))
 					switch {
-					case err == nil && there && m.Time.After(latest.Time):
-						show(m.Data)
+					case err == nil && there:
+						if m.Time.After(until) {
+							show(m.Data)
+						}
 						latest = *m
-					case err == nil: // shown before, or to be read from the first one on
+					case err == nil: // without the latest one at the beginning, all is read again
+						there = m.Seq == latest.Seq && m.Time.Equal(latest.Time)
 					case kept: // the connection is interrupted: read again
+						there = true
 					case !errors.Is(err, nats.ErrNoResponders):
 						return err
 					case follow:
@@ -79,8 +83,11 @@ administrator's key.`,
 						return refused(toolmesh.OriginMesh, toolmesh.CodeUnavailable, "the mesh keeps no audit: start mesh up, or an agent, with --audit (MESH_AUDIT), or follow the calls that end from now on (-f)")
 					}
 				}
-				if !there {
-					latest.Seq = 0 // the stream was made anew: its sequences begin again
+				if !there { // it has expired, or the stream was made anew: its sequences begin again
+					if latest.Time.After(until) {
+						until = latest.Time
+					}
+					latest.Seq = 0
 				}
 				if !follow {
 					printAll(a, "calls", calls, "no call that was asked for has ended", auditColumns, auditRow)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
@@ -42,7 +43,7 @@ func TestFollowedAuditGoesOnBehindACut(t *testing.T) {
 	}
 	defer func() { _ = follow.Process.Kill(); _ = follow.Wait() }()
 	b := testmesh.Bus(t, s.Connect(t), nil)
-	calls := []subjects.RPCID{"before", "meanwhile", "behind", "anew", "later"}
+	calls := []subjects.RPCID{"before", "meanwhile", "behind", "anew", "later", "removed"}
 	for _, rpc := range calls {
 		switch rpc {
 		case "meanwhile":
@@ -59,6 +60,32 @@ func TestFollowedAuditGoesOnBehindACut(t *testing.T) {
 		}
 		if rpc != "meanwhile" {
 			meshtest.Until(t, "the last call is shown", func() bool { return strings.Contains(shown.text(), string(rpc)) })
+		}
+	}
+	stream, err := b.JetStream().Stream(t.Context(), subjects.StreamAudit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	requests, err := s.Connect(t).SubscribeSync("$JS.API.DIRECT.GET." + subjects.StreamAudit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.DeleteMsg(t.Context(), 3); err != nil { // the latest one, as if it had expired
+		t.Fatal(err)
+	}
+	for again := 0; again < 2; { // all is read again once, and not at each interval
+		var asked struct{ Seq uint64 }
+		if m, err := requests.NextMsg(time.Minute); err != nil || json.Unmarshal(m.Data, &asked) != nil {
+			t.Fatal(m, err)
+		}
+		switch {
+		case asked.Seq == 1:
+			again++
+		case again == 1:
+			again = 3
+		}
+		if again == 2 {
+			t.Error("all that is kept is read at each interval")
 		}
 	}
 	var got []subjects.RPCID

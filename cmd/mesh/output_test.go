@@ -44,6 +44,13 @@ func TestTextOfAnAuthorIsOneFact(t *testing.T) {
 	if got := strings.Count("\n"+shown.String(), "\ninit "); got != 1 || shown.Len() > 4000 {
 		t.Errorf("%d lines begin with init, in %d bytes", got, shown.Len())
 	}
+	if !strings.Contains(shown.String(), "characters; mesh install --dry-run --json shows all") {
+		t.Error("it is not said that the command is cut")
+	}
+	whole := planFacts(&deploy.Plan{Init: []string{"sh", "-c", strings.Repeat("true; ", 200) + "last", "x"}})
+	if !slices.ContainsFunc(whole, func(fact string) bool { return strings.HasSuffix(fact, "true; last' x") }) {
+		t.Errorf("a command of ordinary length is cut: %q", whole)
+	}
 	got := exampleCall(&tool.Descriptor{ID: "a.b"}, []parameter{{name: "city", required: true}, {name: "-o", kind: "object", required: true}, {name: "x;id", required: true}, {name: "$(id)", kind: "array", required: true}})
 	if want := "mesh call a.b city=… -- -o:='{…}' 'x;id=…' '$(id):=[…]'"; got != want {
 		t.Errorf("got %s, want %s", got, want)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
@@ -93,9 +94,13 @@ func planFacts(p *deploy.Plan) []string {
 	for _, word := range p.Init {
 		init = append(init, shellQuote(word))
 	}
+	command := oneLine([]string{strings.Join(init, " ")}, "")
+	if n := utf8.RuneCountInString(command); n > initMost {
+		command = fmt.Sprintf("%s (%d characters; mesh install --dry-run --json shows all)", cut(command, initMost), n)
+	}
 	return []string{
 		"index", string(p.Index) + " @ " + short(p.Revision), "tools", join(tools, "-"), "run as", user, "sandbox", string(p.Sandbox),
-		"network", map[bool]string{true: "yes", false: "no"}[p.Network], "builds", join(p.Builds, "-"), "init", cmp.Or(cut(oneLine(init, " "), initMost), "-"), "variables", join(variables, "-"), "folders", join(paths, "-"),
+		"network", map[bool]string{true: "yes", false: "no"}[p.Network], "builds", join(p.Builds, "-"), "init", cmp.Or(command, "-"), "variables", join(variables, "-"), "folders", join(paths, "-"),
 	}
 }
 

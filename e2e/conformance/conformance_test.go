@@ -131,6 +131,7 @@ func TestConformance(t *testing.T) {
 			}
 			t.Run(strings.ReplaceAll(name+" by "+by, " ", "-"), func(t *testing.T) {
 				t.Parallel()
+				prefix := prefix // of this client
 				if name == "index" {
 					prefix = ownIndex(t, url, "conf"+by)
 				}
