@@ -48,6 +48,29 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 	if f == nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker sent a part of file %q before its beginning", what)
 	}
+	answer, err := f.take(ctx, verb, what, body)
+	if err == nil && verb == "piece" {
+		return answer, nil
+	}
+	n.files.mu.Lock()
+	_, ours := n.files.uploads[id] // else Close has it
+	delete(n.files.uploads, id)
+	n.files.mu.Unlock()
+	if ours {
+		f.end(n.call.host, err == nil)
+	}
+	return answer, err
+}
+
+// end gives back the room of a file that is stored, or is not to be.
+func (f *nestedFile) end(h *core, stored bool) {
+	f.done()
+	if !stored {
+		h.background.Go(func() { _ = f.Drop(h.base) }) // else it expires
+	}
+}
+
+func (f *nestedFile) take(ctx context.Context, verb, what string, body []byte) ([]byte, error) {
 	have, _, _ := f.Size()
 	switch {
 	case verb == "piece" && have+int64(len(body)) > f.size:
@@ -66,10 +89,6 @@ func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byt
 	if err != nil {
 		return nil, err
 	}
-	n.files.mu.Lock()
-	delete(n.files.uploads, id)
-	n.files.mu.Unlock()
-	f.done()
 	return tool.MarshalPlain(map[string]any{"ref": p.Name, "digest": p.Digest, "size": p.Size})
 }
 
@@ -145,7 +164,6 @@ func (n *NestedCalls) Close() {
 	n.files.uploads = nil
 	n.files.mu.Unlock()
 	for _, f := range left {
-		f.done()
-		n.call.host.background.Go(func() { _ = f.Drop(n.call.host.base) }) // else it expires
+		f.end(n.call.host, false)
 	}
 }

@@ -224,7 +224,8 @@ func TestTheBucketOfKeysIsNearlyFull(t *testing.T) {
 				a = r.call("note", fmt.Sprintf(`{"key":"late%d"}`, late), keyHeader, fmt.Sprint("late", late))
 				return a.code() != "ok"
 			})
-			if a.code() != "unavailable" || a.Error.started() != "false" || a.Error.Details["limit"] != "keys_max" {
+			// One call runs, whose room is counted: that is busy, as long as there is some.
+			if code := a.code(); code != "unavailable" && code != "busy" || a.Error.started() != "false" || a.Error.Details["limit"] != "keys_max" {
 				t.Errorf("a key more: %s", a.Data)
 			}
 			if a := r.call("note", `{"key":"early"}`, keyHeader, "early"); a.code() != "ok" || d.ran("early") != 1 {

@@ -150,10 +150,26 @@ func create(path string, kind func() (nkeys.KeyPair, error)) error {
 	if err == nil {
 		err = os.Link(part.Name(), path) // unlike a renaming, it fails if the file exists
 	}
+	if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, fs.ErrPermission) { // a file system without links, as exFAT
+		err = writeNew(path, seed)
+	}
 	if err != nil {
 		return fmt.Errorf("the key %s cannot be kept: %w", path, err)
 	}
 	return nil
+}
+
+// writeNew writes a file that must not exist.
+func writeNew(path string, data []byte) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	if err = errors.Join(err, file.Close()); err != nil {
+		_ = os.Remove(path)
+	}
+	return err
 }
 
 // Read reads the key in a file: the seed of a NATS user, on a line of its own. The

@@ -188,6 +188,10 @@ func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Heade
 			return
 		}
 	}
+	if b.IsAgain && b.Boot == "" { // as a repetition its owner would know it
+		s.refuse(to, toolmesh.Errorf(toolmesh.CodeNodeLost, "batch %q was sent before, and the node that owned it may be lost: whether it ran is not known", b.Request.RPCID))
+		return
+	}
 	if bad := s.Replies.Unread(&to.Reader); bad != nil {
 		s.refuse(to, bad)
 		return
@@ -305,9 +309,6 @@ func (s *Server) run(r admit.Request, to *reader, free func()) bool {
 func (s *Server) check(b *codec.Batch) *toolmesh.Error {
 	if s.draining.Load() {
 		return admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is draining: send again", s.ID))
-	}
-	if b.IsAgain && b.Boot == "" { // as a repetition its owner would know it
-		return toolmesh.Errorf(toolmesh.CodeNodeLost, "batch %q was sent before, and the node that owned it may be lost: whether it ran is not known", b.Request.RPCID)
 	}
 	return s.Host.Late(&b.Request)
 }

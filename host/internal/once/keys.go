@@ -36,6 +36,8 @@ const (
 	// keyParts: a call reserves one part in so many of the bucket for its outcome before it
 	// begins, or less where messages are smaller.
 	keyParts = 512
+	// roomAgain is when a call that found no room beside running ones is to try again.
+	roomAgain = 100 * time.Millisecond
 	// recordExtra bounds the bytes of a stored record in addition to its subject and value.
 	recordExtra = 256
 	// firstKeyLook is the interval at which a call checks whether another one of its key has
@@ -130,10 +132,16 @@ func (k *Keys) reserve(ctx context.Context, account subjects.SessionID, limit in
 	used, _ := k.stored.Take(account, 0)
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	free := left
 	for _, bytes := range k.reserved {
-		left -= bytes
+		free -= bytes
 	}
-	if used+k.reserved[account]+size > left {
+	switch {
+	case used+k.reserved[account]+size <= free:
+	case used+size <= left: // once running calls have ended
+		return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeBusy, "running calls have reserved the room of the store of idempotency keys for their results (%d bytes of it for the session's): wait until some end", k.reserved[account])).
+			WithDetail("limit", "keys_max").WithDetail("max", most).WithDetail("retry_after_ms", roomAgain.Milliseconds())
+	default:
 		return nil, admit.Refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of idempotency keys has no room left for the call's result (through this node the session has stored %d bytes in a day, and %d are reserved for its running calls): wait until these end or older keys expire, or call without a key", used, k.reserved[account])).
 			WithDetail("limit", "keys_max").WithDetail("max", most)
 	}

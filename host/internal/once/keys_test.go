@@ -315,6 +315,9 @@ func TestRunningCallsLeaveOthersRoom(t *testing.T) {
 				return admit.Record{Result: json.RawMessage("1")}
 			})
 			if got.Err != nil {
+				if got.Err.Code != toolmesh.CodeBusy || got.Err.RetryAfter() == 0 {
+					t.Errorf("one call more: %v", got.Err)
+				}
 				begun <- false
 			}
 		})
