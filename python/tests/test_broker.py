@@ -235,6 +235,23 @@ def test_a_frozen_server_holds_up_no_reconnect_and_old_requests_are_not_sent():
     frozen(work)
 
 
+def test_a_link_that_brings_messages_is_not_dead():
+    """Its pings wait behind requests of many megabytes."""
+    async def work(nc: Broker, server: Server) -> None:
+        nc._pings_outstanding = 2
+        await nc._send_ping()
+        assert nc._pings_outstanding == 2
+        await nc.subscribe("a.b", future=taking(lambda _: None))
+        await nc.flush()
+        server.give(b"\r\nMesh-Seq: 1\r\n\r\n")
+        await until(lambda: nc.stats["in_msgs"])
+        nc._pings_outstanding = 2
+        await nc._send_ping()
+        assert nc._pings_outstanding == 1
+
+    connected(work)
+
+
 def linked(work: Callable[[Connection, Server], Awaitable[None]], server: Server, **found: Any) -> None:
     async def main(server: Server) -> None:
         link = Connection(lambda: Found([server.url], **found), "", "s")
