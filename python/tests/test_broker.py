@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import nats.errors
@@ -233,6 +234,35 @@ def test_a_frozen_server_holds_up_no_reconnect_and_old_requests_are_not_sent():
         assert server.connections == 2 and b"PUB" not in server.told
 
     frozen(work)
+
+
+def test_what_was_encrypted_and_not_written_counts_as_waiting():
+    async def work(nc: Broker, server: Server) -> None:
+        size, plain = (SimpleNamespace(transport=SimpleNamespace(get_write_buffer_size=lambda size=size: size))
+                       for size in (1 << 20, 0))
+        transport, nc._transport = nc._transport, SimpleNamespace(_bare_io_writer=size, _io_writer=plain)
+        assert nc.crowded
+        nc._transport = transport
+        assert not nc.crowded
+
+    connected(work)
+
+
+def test_a_link_that_brings_messages_is_not_dead():
+    """Its pings wait behind requests of many megabytes."""
+    async def work(nc: Broker, server: Server) -> None:
+        nc._pings_outstanding = 2
+        await nc._send_ping()
+        assert nc._pings_outstanding == 2
+        await nc.subscribe("a.b", future=taking(lambda _: None))
+        await nc.flush()
+        server.give(b"\r\nMesh-Seq: 1\r\n\r\n")
+        await until(lambda: nc.stats["in_msgs"])
+        nc._pings_outstanding = 2
+        await nc._send_ping()
+        assert nc._pings_outstanding == 1
+
+    connected(work)
 
 
 def linked(work: Callable[[Connection, Server], Awaitable[None]], server: Server, **found: Any) -> None:

@@ -131,6 +131,30 @@ def test_a_store_that_names_no_node_violates_the_protocol(said: bytes) -> None:
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
+def test_parts_of_a_payload_wait_for_room() -> None:
+    """Those of many uploads would else wait so long to be written that their answers come too late."""
+    async def main() -> None:
+        loop, room, sent = asyncio.get_running_loop(), [3 << 20, 2 << 20, 0], []
+        connection: Any = SimpleNamespace(loop=loop, inbox="i.", pending={}, numbers=itertools.count(), due=print)
+
+        async def publish(_subject: str, body: bytes, reply: str, headers: dict[str, str]) -> None:
+            kind = headers["Mesh-Payload"]
+            sent.append((kind, len(room)))
+            said = {"Mesh-Ref": "s.x", "Mesh-Digest": "d"} if kind == "end" else {}
+            connection.pending[reply.removeprefix("i.")].take(
+                SimpleNamespace(data=b'{"node":"n"}', subject="a", headers=said))
+
+        async def ready() -> Any:
+            return SimpleNamespace(publish=publish, max_payload=1 << 20,
+                                   pending_data_size=room.pop(0) if sent and len(room) else 0)
+
+        connection.ready = ready
+        await payloads.put(connection, "s", io.BytesIO(b"x"), 1)
+        assert sent == [("put", 3), ("piece", 0), ("end", 0)]
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
 def _items(
     attempts: list[list[tuple[int, bytes, str]]], headers: dict[str, str], idempotent: bool,
 ) -> list[list[bytes]]:

@@ -55,7 +55,13 @@ def test_a_node_is_not_silent_while_its_request_waits_to_be_written(monkeypatch)
             link._nc.crowded = crowded  # type: ignore[union-attr,misc]
             now[0] += later
             await link.alive(one)
-        assert not pinged
+        assert not pinged and one.sign == one.asked  # a refusal still finds it
+        one.sign += 0.5  # a keepalive: from here on silence is the node's, however much else is written
+        link._nc.crowded = True  # type: ignore[union-attr,misc]
+        now[0] += SILENCE + 1
+        with pytest.raises(TypeError):  # of this test's ping
+            await link.alive(one)
+        assert pinged
 
     asyncio.run(asyncio.wait_for(main(), 10))
 

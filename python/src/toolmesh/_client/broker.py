@@ -37,6 +37,7 @@ class Broker(Client):
         self._only_tls = only_tls
         self.secured = not only_tls  # whether TLS was used where it is required
         self._ps = _Parser(self)
+        self._arrived = 0  # messages at the last ping of a dead link
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection and self._only_tls:
@@ -71,12 +72,19 @@ class Broker(Client):
     @property
     def crowded(self) -> bool:
         """Whether the network does not take what is written."""
-        writer = getattr(self._transport, "_io_writer", None)
+        writer = getattr(self._transport, "_bare_io_writer", None)  # with TLS it holds what was encrypted
         return writer is not None and writer.transport.get_write_buffer_size() > _CROWDED
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
         """nats-py's, without waiting for room: it waits through a lost connection then, and swallows a cancel."""
         return await super()._flush_pending()
+
+    async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        """nats-py's. A ping behind many requests, or its answer behind many messages, is late: a link that brings
+        messages is not dead."""
+        if future is None and self.stats["in_msgs"] != self._arrived:
+            self._arrived, self._pings_outstanding = self.stats["in_msgs"], 1
+        await super()._send_ping(future)
 
     async def _attempt_reconnect(self) -> None:
         """nats-py's, which waits for a frozen server, sends what was not written, whose senders have left, and ends for

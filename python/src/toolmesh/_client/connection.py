@@ -329,8 +329,8 @@ class Connection:
     async def alive(self, one: Pending) -> None:
         """Raises NodeLost once the node of a call, silent since it was asked, counts as lost, or Unavailable if our own
         connection is lost."""
-        if self._nc is not None and self._nc.is_connected and self._nc.crowded:
-            one.sign = time.monotonic()  # the request may not have been written yet
+        if one.sign <= one.asked and self._nc is not None and self._nc.is_connected and self._nc.crowded:
+            one.sign = one.asked = time.monotonic()  # the request may not have been written yet
         last = max(one.sign, one.asked)
         node = self.nodes.get(one.node)
         if node is not None:

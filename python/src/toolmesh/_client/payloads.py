@@ -30,7 +30,9 @@ ROOM = 4096  # room for the headers of a request in a message
 _PIECE = 256 << 10
 _WINDOW = 8  # pieces in flight
 _PAGE = 4 << 20  # bytes of one get
+_MUCH = 1 << 20  # bytes that wait to be written: then no more pieces are sent
 _QUIET = 5.0  # max seconds without a message of the node
+_PAUSE = 0.01  # seconds
 _TRIES = 4
 _PREFIX = "SHA-256="
 
@@ -80,6 +82,9 @@ async def _put(link: Link, session: str, source: BinaryIO, size: int, deadline: 
             sent += 1
             digest.update(piece)
             nc = await link.ready()
+            while nc.pending_data_size > _MUCH and time.monotonic() < deadline:  # answers would come too late
+                await asyncio.sleep(_PAUSE)
+                nc = await link.ready()
             await nc.publish(one.subject, piece, one.inbox, {"Mesh-Payload": "piece", "Mesh-Seq": str(sent)})
         text = _PREFIX + base64.urlsafe_b64encode(digest.digest()).decode()
         nc = await link.ready()
