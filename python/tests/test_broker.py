@@ -240,7 +240,8 @@ def test_what_was_encrypted_and_not_written_counts_as_waiting():
     async def work(nc: Broker, server: Server) -> None:
         size, plain = (SimpleNamespace(transport=SimpleNamespace(get_write_buffer_size=lambda size=size: size))
                        for size in (1 << 20, 0))
-        transport, nc._transport = nc._transport, SimpleNamespace(_bare_io_writer=size, _io_writer=plain)
+        transport = nc._transport
+        nc._transport = SimpleNamespace(_bare_io_writer=size, _io_writer=plain)  # type: ignore[assignment]
         assert nc.crowded
         nc._transport = transport
         assert not nc.crowded

@@ -170,7 +170,7 @@ class LocalTool(Tool):
                 yield one
         finally:
             left = True
-            if not items.gi_running:  # else a cancel came while a thread runs it
+            if not getattr(items, "gi_running", False):  # else a cancel came while a thread runs it
                 items.close()
 
 
