@@ -102,31 +102,38 @@ func TestCallThatWasLostBeforeItBegan(t *testing.T) {
 	}
 }
 
-// Calls that tools make do not wait for room for arguments, which the calls above them hold.
-func TestNestedCallsDoNotWaitForArguments(t *testing.T) {
+// Calls that tools make do not wait for room for arguments, or for the results of keyed calls, which the calls above
+// them hold.
+func TestNestedCallsDoNotWaitForThoseAbove(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)
 	view := answerRegistry(t, broker.Connect(t))
 	h := testmesh.Host(t, broker.Connect(t), &host.Options{Index: "full"})
-	var asked atomic.Int64
-	refuse := func(ctx context.Context, _ *host.Call, sink host.Sink) error {
-		if asked.Add(1) > 2 {
-			return sink.Send(ctx, json.RawMessage("1"))
+	c := newClient(t, broker.Connect(t), nil)
+	limits := []string{"arguments", "keys_max"}
+	var asked [2]atomic.Int64
+	for i, limit := range limits {
+		refuse := func(ctx context.Context, _ *host.Call, sink host.Sink) error {
+			if asked[i].Add(1) > 2 {
+				return sink.Send(ctx, json.RawMessage("1"))
+			}
+			return toolmesh.Errorf(toolmesh.CodeBusy, "no room").WithStarted(toolmesh.StartedNo).WithDetail("limit", limit).WithDetail("retry_after_ms", 5)
 		}
-		return toolmesh.Errorf(toolmesh.CodeBusy, "no room").WithStarted(toolmesh.StartedNo).WithDetail("limit", "arguments").WithDetail("retry_after_ms", 5)
-	}
-	if _, err := h.Handle("note", host.HandlerFunc(refuse), host.Schema(json.RawMessage(`{"type":"object"}`), nil)); err != nil {
-		t.Fatal(err)
+		if _, err := h.Handle(limit, host.HandlerFunc(refuse), host.Schema(json.RawMessage(`{"type":"object"}`), nil)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	testmesh.Start(t, h)
-	known(t, view, "full.note", 1)
-	c := newClient(t, broker.Connect(t), nil)
-	_, err := c.Call(t.Context(), "full.note", nil, client.WithLineage(client.Lineage{Depth: 1, Parent: "rpc_above"}))
-	if toolmesh.CodeOf(err) != toolmesh.CodeBusy || asked.Load() != 1 {
-		t.Errorf("a nested call: %v after %d attempts", err, asked.Load())
-	}
-	if _, err := c.Call(t.Context(), "full.note", nil); err != nil {
-		t.Errorf("a call: %v", err)
+	for i, limit := range limits {
+		id := subjects.ToolID("full." + limit)
+		known(t, view, id, 1)
+		_, err := c.Call(t.Context(), id, nil, client.WithLineage(client.Lineage{Depth: 1, Parent: "rpc_above"}))
+		if toolmesh.CodeOf(err) != toolmesh.CodeBusy || asked[i].Load() != 1 {
+			t.Errorf("a nested call, %s: %v after %d attempts", limit, err, asked[i].Load())
+		}
+		if _, err := c.Call(t.Context(), id, nil); err != nil {
+			t.Errorf("a call, %s: %v", limit, err)
+		}
 	}
 }
 

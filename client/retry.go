@@ -203,8 +203,9 @@ func (r *room) wait(ctx context.Context, s *settings, e *toolmesh.Error) bool {
 	// A node that does not pass calls on does not say how long: another one may have room.
 	d := cmp.Or(e.RetryAfter(), firstPause<<min(r.n, 7))
 	r.n++
-	// Calls above this one hold their own arguments until they end: they could wait for one another.
-	circle := s.Depth > 0 && e.Details["limit"] == "arguments"
+	// Calls above this one hold their own arguments, and the room of their keys, until they end: they could wait for
+	// one another.
+	circle := s.Depth > 0 && (e.Details["limit"] == "arguments" || e.Details["limit"] == "keys_max")
 	if s.noWait || circle || !passes(e) || left <= d || !wake.After(ctx, d+rand.N(min(d, left-d)/2+1)) {
 		return false
 	}

@@ -298,8 +298,8 @@ func (ls *links) count(l *link, err error) error {
 }
 
 // follow returns when the link ends. It ends the link once it is idle, or once its key is unknown: a broker that is
-// not the mesh's own lets a connection outlive its key. It also ends the link of a key that has become known and is restricted: the link
-// does not know the restrictions.
+// not the mesh's own lets a connection outlive its key. It also ends the link of a key that has become known and is
+// restricted: the link does not know the restrictions.
 func (l *link) follow() {
 	ls := &l.g.links
 	for wake.After(l.ctx, min(keyEvery, max(ls.g.opts.Idle, time.Millisecond))) {

@@ -48,6 +48,7 @@ type Bus struct {
 	mu        sync.Mutex // guards the fields below; no callback runs under it
 	state     State
 	listeners map[*func(State)]struct{}
+	retired   []*nats.Subscription // that may still drain: see Retire
 
 	status chan nats.Status
 	ctx    context.Context // ends with Close
@@ -212,6 +213,7 @@ func (b *Bus) watchState(reconnects uint64) {
 			}
 		}
 		now, seen := b.nc.Status(), b.nc.Stats().Reconnects
+		var retired []*nats.Subscription
 		b.mu.Lock()
 		before := b.state
 		b.state.Connected = now == nats.CONNECTED
@@ -220,10 +222,14 @@ func (b *Bus) watchState(reconnects uint64) {
 			b.state.Generation++
 			b.state.Since = time.Now()
 			reconnects = seen
+			retired, b.retired = b.retired, nil
 		}
 		after := b.state
 		listeners := slices.Collect(maps.Keys(b.listeners))
 		b.mu.Unlock()
+		for _, sub := range retired {
+			_ = sub.Unsubscribe()
+		}
 		if after == before {
 			continue
 		}

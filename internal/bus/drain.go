@@ -16,10 +16,13 @@ const (
 	drainLook = 10 * time.Millisecond
 )
 
-// Retire drains a subscription in the background. Without a connection it is only forgotten: nats.go would subscribe
-// one that drains once more at the next connection, and never end that, so that the broker went on sending it a part
-// of a queue group's messages.
+// Retire drains a subscription in the background. Without a connection, and at the next one, it is ended with what it
+// has left: nats.go subscribes one that drains once more at the next connection, and never ends that, so that the broker
+// would go on sending it a part of a queue group's messages.
 func (b *Bus) Retire(sub *nats.Subscription) {
+	b.mu.Lock()
+	b.retired = append(slices.DeleteFunc(b.retired, func(one *nats.Subscription) bool { return !one.IsValid() }), sub)
+	b.mu.Unlock()
 	if sub.Drain() != nil || !b.Connected() {
 		_ = sub.Unsubscribe()
 	}

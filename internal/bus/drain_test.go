@@ -77,3 +77,49 @@ func TestDrain(t *testing.T) {
 		})
 	}
 }
+
+// A subscription that is retired while a message waits, and whose connection is lost meanwhile, takes no part of its
+// queue group's messages at the next connection.
+func TestRetiredWithMessagesLeft(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	proxy := meshtest.NewProxy(t, broker)
+	nc := proxy.Connect(t)
+	b := open(t, nc, &bus.Options{})
+	first, release := make(chan struct{}), make(chan struct{})
+	var handled atomic.Int64
+	retired, err := nc.QueueSubscribe("work", "q", func(*nats.Msg) {
+		if handled.Add(1) == 1 {
+			close(first)
+			<-release
+		}
+	})
+	if err == nil {
+		err = nc.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := broker.Connect(t)
+	_, _ = other.Publish("work", nil), other.Publish("work", nil)
+	receive(t, first, "the first message")
+	meshtest.Until(t, "the second has arrived", func() bool { left, _, _ := retired.Pending(); return left > 0 })
+	b.Retire(retired)
+	proxy.Cut(true)
+	meshtest.Until(t, "the connection is lost", func() bool { return !nc.IsConnected() })
+	proxy.Heal()
+	meshtest.Until(t, "the connection is back", func() bool { return nc.IsConnected() && nc.Flush() == nil })
+	close(release)
+	meshtest.Until(t, "the subscription has ended", func() bool { return !retired.IsValid() })
+	if _, err := other.QueueSubscribe("work", "q", func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		if _, err := other.Request("work", nil, 5*time.Second); err != nil {
+			t.Fatalf("a request went to the subscription that is gone: %v", err)
+		}
+	}
+}
