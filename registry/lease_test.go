@@ -399,6 +399,11 @@ func TestOnlyTheOwnerReplacesAFolder(t *testing.T) {
 	}
 	claim := func(r registry.IndexRecord) error { return records.ClaimIndex(t.Context(), r) }
 	over := func(r registry.IndexRecord) error { return records.ReplaceIndex(t.Context(), r) }
+	for _, write := range []func(registry.IndexRecord) error{claim, over} {
+		if err := write(registry.IndexRecord{Name: "weather", Source: "git:a", Settings: []byte("{")}); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+			t.Errorf("settings that are not JSON: %v", err)
+		}
+	}
 	for _, r := range []registry.IndexRecord{record("folder:/x", "", ""), record("folder:/x", "a", ""), record("folder:/x", "a", "")} {
 		if err := claim(r); err != nil {
 			t.Fatal(err)

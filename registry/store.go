@@ -174,8 +174,11 @@ func (s *Store) ReplaceIndex(ctx context.Context, r IndexRecord) error { return 
 
 func (s *Store) claim(ctx context.Context, r IndexRecord, over bool) error {
 	key := indexKey(r.Name, r.Session)
-	if key.err != nil {
+	switch {
+	case key.err != nil:
 		return key.err
+	case len(r.Settings) > 0 && !json.Valid(r.Settings):
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the installer's settings of index %q are not JSON", r.Name)
 	}
 	data := encodeRecord(r)
 	for range claimAttempts {
